@@ -41,13 +41,12 @@ void make_room(Arrivals& arrivals) {
 }
 
 // Returns a pass whose changes do not change `pass` before `merge`.
-Pass overlay(const Pass& pass) { return {pass.num_clients, py::list(), pass.entered, pass.queue, py::dict(), &pass}; }
+Pass overlay(const Pass& pass) { return {pass.num_clients, py::list(), pass.entered, py::dict(), &pass}; }
 
 // Makes an overlay the pass.
 void merge(Pass& pass, Pass&& other) {
   if (other.begun == &pass) {
     for (const py::handle client : other.order) pass.enter(client);
-    pass.queue = std::move(other.queue);
   } else {
     pass = std::move(other);
   }
@@ -78,12 +77,6 @@ class Ledger::Entries {
   std::size_t count_ = 0;
 };
 
-// The state of a pass, and the buffer, after a round.
-struct Ledger::Opening {
-  Arrivals entering, dropped;
-  std::optional<Pass> pass;
-};
-
 Ledger::Decided::Decided(py::handle facts) {
   check_tuple(facts, 7, "a round");
   round = held(item(facts, 0));
@@ -96,13 +89,12 @@ Ledger::Decided::Decided(py::handle facts) {
 }
 
 Ledger::Ledger(const py::tuple& classes, const std::string& duplicates, std::optional<std::int64_t> max_staleness,
-               std::optional<std::int64_t> max_deferred, std::optional<double> flush_after, bool by_flush, bool log,
-               bool reporting, bool accumulates, std::int64_t max_bases)
+               std::optional<double> flush_after, bool by_flush, bool log, bool reporting, bool accumulates,
+               std::int64_t max_bases)
     : classes_(classes),
       both_count_(duplicates == "both"),
       latest_counts_(duplicates == "latest"),
       max_staleness_(max_staleness),
-      max_deferred_(max_deferred),
       reporting_(reporting),
       accumulates_(accumulates),
       flush_after_(flush_after),
@@ -118,13 +110,11 @@ Ledger::Ledger(Ledger& begun)
       both_count_(begun.both_count_),
       latest_counts_(begun.latest_counts_),
       max_staleness_(begun.max_staleness_),
-      max_deferred_(begun.max_deferred_),
       reporting_(begun.reporting_),
       accumulates_(begun.accumulates_),
       flush_after_(begun.flush_after_),
       by_flush_(true),
       replaying_(begun.replaying_),
-      least_overdue_(begun.least_overdue_),
       stored_(begun.stored_),
       commit_every_(begun.commit_every_),
       mutex_(begun.mutex_),
@@ -232,7 +222,6 @@ py::object Ledger::entered() const {
 
 py::object Ledger::flush_after() const { return flush_after_ ? real(*flush_after_) : py::none(); }
 py::object Ledger::max_staleness() const { return object_of(max_staleness_); }
-py::object Ledger::max_deferred() const { return object_of(max_deferred_); }
 
 py::object Ledger::faults() const {
   py::tuple all(faults_.size());
@@ -243,8 +232,8 @@ py::object Ledger::faults() const {
 py::object Ledger::snapshot(const State& state, std::int64_t logged, std::int64_t events) const {
   py::object passes = py::none();
   if (state.passes)
-    passes = tuple_of<4>(classes_.passes, {integer(state.passes->num_clients), state.passes->order,
-                                           integer(state.passes->entered), list_of(state.passes->queue)});
+    passes = tuple_of<3>(classes_.passes, {integer(state.passes->num_clients), state.passes->order,
+                                           integer(state.passes->entered)});
   const std::array<py::object, 17> values = {state.current,
                                              state.rule,
                                              state.rows.cache,
@@ -276,8 +265,8 @@ py::object Ledger::durable(std::int64_t version) const {
 
 py::object Ledger::receipt(Status status, std::int64_t staleness, std::int64_t version, std::int64_t number,
                            std::int64_t makes) const {
-  return tuple_of<9>(classes_.receipt, {texts->statuses[status], integer(staleness), integer(version), integer(number),
-                                        integer(makes), py::none(), texts->empty, durable(makes), texts->nothing});
+  return tuple_of<8>(classes_.receipt, {texts->statuses[status], integer(staleness), integer(version), integer(number),
+                                        integer(makes), py::none(), durable(makes), texts->nothing});
 }
 
 // Deciding
@@ -290,12 +279,8 @@ std::int64_t Ledger::target() const {
 
 bool Ledger::fills(py::handle status) const { return status_of(status) == kJoined && fills_buffer(); }
 
-std::int64_t Ledger::overdue() const {
-  if (by_flush_ || !now_.passes || filled() == 0 || filled() != target()) return 0;
-  return filled() + now_.passes->queued();
-}
-
 bool Ledger::has_room() const {
+  if (now_.passes && now_.passes->left() == 0) return false;
   return is_none(now_.rows.cache) || now_.rows.clients + now_.rows.coming + filled() < now_.rows.most;
 }
 
@@ -305,8 +290,7 @@ std::optional<std::pair<Status, std::int64_t>> Ledger::outcome(py::handle client
   const auto as = [staleness](Status status) { return std::pair(status, staleness); };
   if (staleness < 0) return {};
   if (max_staleness_ && staleness > *max_staleness_) return as(kDropped);
-  if (now_.passes && (now_.passes->has(client) || now_.passes->left() == 0))
-    return as(max_deferred_ && now_.passes->queued() >= *max_deferred_ ? kRejected : kDeferred);
+  if (now_.passes) return as(now_.passes->has(client) ? kRejected : kJoined);
   if (both_count_ || !contains(places_, client)) return as(kJoined);
   if (!latest_counts_) return as(kRejected);
   return as(version_of(now_.waiting.at(place_of(client))) > version ? kSuperseded : kReplaced);
@@ -367,26 +351,10 @@ std::size_t Ledger::place_of(py::handle client) const {
   return static_cast<std::size_t>(count(PyDict_GetItem(places_.ptr(), client.ptr())));
 }
 
-Ledger::Opening Ledger::opening(const Decided& decided, py::handle joining) const {
-  Opening opening;
-  if (!now_.passes) return opening;
-  opening.pass = overlay(*now_.passes);
-  if (joining) opening.pass->enter(joining);
-  const std::int64_t size = is_none(now_.next_rule) ? now_.buffer_size : now_.next_buffer_size;
-  const std::int64_t oldest = max_staleness_ ? decided.version - *max_staleness_ : 0;
-  opening.entering = open_buffer(*opening.pass, size, oldest, opening.dropped);
-  return opening;
-}
-
 // Empties the buffer. `decided` is its round; null: there is none.
-void Ledger::start_round(Opening&& opening, const Decided* decided, Dropped& dropped) {
-  if (opening.pass) merge(*now_.passes, std::move(*opening.pass));
-  const auto late = static_cast<std::int64_t>(opening.dropped.size());
-  now_.counts[kDeferred] -= late;
-  now_.counts[kDropped] += late;
-  std::swap(now_.waiting, opening.entering);
-  for (Arrivals* arrivals : {&opening.entering, &opening.dropped})
-    for (py::object& arrival : *arrivals) dropped.push_back(std::move(arrival));
+void Ledger::start_round(const Decided* decided, Dropped& dropped) {
+  for (py::object& arrival : now_.waiting) dropped.push_back(std::move(arrival));
+  now_.waiting.clear();
   PyDict_Clear(places_.ptr());
   if (!is_none(now_.next_rule)) {
     dropped.push_back(std::exchange(now_.rule, std::exchange(now_.next_rule, py::none())));
@@ -418,21 +386,20 @@ void Ledger::admit(Status status, const py::object& arrival, const Decided* made
   const py::handle client = client_of(arrival);
   const py::object entry = is_none(now_.log) ? py::none() : log_entry(status, arrival),
                    event = closed_event(task, dropped);
-  Opening next;
+  std::optional<Pass> next;  // if the round ends the pass
   if (made != nullptr) {
-    next = opening(*made, client);
-    dropped.reserve(now_.waiting.size() + next.dropped.size() + kFewReferences);
+    if (now_.passes && now_.passes->left() == 1) next = now_.passes->next();
+    dropped.reserve(now_.waiting.size() + kFewReferences);
   }
   make_room(now_.waiting);
-  if (now_.passes) make_room(now_.passes->queue);
   py::object* const replaced = status == kReplaced ? &now_.waiting.at(place_of(client)) : nullptr;
   Entries entries;
   entries.append(decided, decision);
   if (replaced != nullptr) entries.append(decided, *replaced);  // the caller releases it, without the mutex
   note(entries, entry, event);
-  if (status == kJoined && made == nullptr) {
-    if (now_.passes) now_.passes->enter(client);
-    if (!both_count_) put(places_, client, integer(filled()));
+  if (status == kJoined) {
+    if (now_.passes && !next) now_.passes->enter(client);
+    if (!both_count_ && made == nullptr) put(places_, client, integer(filled()));
   }
   entries.keep();
   ++now_.counts[status];
@@ -440,10 +407,9 @@ void Ledger::admit(Status status, const py::object& arrival, const Decided* made
   close_pushed(task, dropped);
   if (replaced != nullptr) {
     dropped.push_back(std::exchange(*replaced, arrival));
-  } else if (status == kDeferred) {
-    now_.passes->queue.push_back(arrival);
   } else if (made != nullptr) {
-    start_round(std::move(next), made, dropped);
+    if (next) now_.passes = std::move(next);
+    start_round(made, dropped);
   } else if (status == kJoined) {
     if (filled() == 0) now_.since = now();
     now_.waiting.push_back(arrival);
@@ -468,7 +434,7 @@ py::object Ledger::join(py::handle pushed, py::handle staged_row, py::handle tas
   Dropped dropped;  // released without the mutex
   {
     const Held mutex(*lock_);
-    if (!mutex || !lock_->is_quiet() || closed_ || !is_none(failure_) || pulled < 0 || overdue() != 0)
+    if (!mutex || !lock_->is_quiet() || closed_ || !is_none(failure_) || pulled < 0)
       return py::none();
     const auto found = outcome(client, pulled);
     if (!found || found->first != kJoined || (!by_flush_ && fills_buffer())) return py::none();
@@ -506,28 +472,25 @@ void Ledger::count_push(py::handle status, py::handle task, py::handle fault, py
   drop_old_faults(dropped);
 }
 
-py::object Ledger::cut(py::handle round, py::handle entry) {
+py::object Ledger::cut(py::handle round, py::handle entry, py::handle ends_pass) {
   std::optional<Decided> made;
   if (!is_none(round)) made.emplace(round);
   if (begun_ != nullptr) now_.counts[kRefused] = begun_->now_.counts[kRefused];  // calls of the rule's weigh part
-  Opening next;
-  if (made) next = opening(*made, py::handle());
+  std::optional<Pass> next;
+  if (now_.passes && (is_set(ends_pass) || (made && now_.passes->left() == 0))) next = now_.passes->next();
   Dropped dropped;
-  dropped.reserve(now_.waiting.size() + next.dropped.size() + kFewReferences);
+  dropped.reserve(now_.waiting.size() + kFewReferences);
   py::list discarded;
   Entries entries;
   note(entries, entry, py::none());
   if (!made) {
     discarded = list_of(now_.waiting);
-    if (now_.passes) {
-      for (const py::object& arrival : now_.passes->queue) discarded.append(arrival);
-      now_.passes->leave(filled());
-      now_.passes->queue.clear();  // which the list holds
-    }
+    if (now_.passes) now_.passes->leave(filled());
   }
   entries.keep();
   cut_ = true;
-  start_round(std::move(next), made ? &*made : nullptr, dropped);
+  if (next) now_.passes = std::move(next);
+  start_round(made ? &*made : nullptr, dropped);
   return std::move(discarded);
 }
 
@@ -679,8 +642,8 @@ py::object Ledger::load(py::handle versions, py::handle rules, py::handle rows, 
   state.scalars = held(item(vectors, 2));
   state.norms = held(item(vectors, 3));
   if (!is_none(passed)) {
-    check_tuple(passed, 3, "a pass");
-    Pass pass{count_of(item(passed, 0)), py::list(), 0, arrivals_of(item(passed, 2)), py::dict(), nullptr};
+    check_tuple(passed, 2, "a pass");
+    Pass pass{count_of(item(passed, 0)), py::list(), 0, py::dict()};
     for (const py::handle client : held(item(passed, 1))) pass.enter(client);
     state.passes = std::move(pass);
   }

@@ -49,7 +49,6 @@ enum Status : std::size_t {
   kSuperseded,
   kRejected,
   kDropped,
-  kDeferred,
   kEmpty,
   kExpired,
   kFaulty,
@@ -63,7 +62,7 @@ constexpr std::size_t kMostFaults = 1000;
 // The texts that decisions contain. Created with the module, never freed.
 struct Texts {
   std::array<pybind11::str, kStatuses> statuses{"joined",   "replaced", "superseded", "rejected", "dropped",
-                                                "deferred", "empty",    "expired",    "faulty",   "refused"};
+                                                "empty",    "expired",  "faulty",     "refused"};
   pybind11::str pushed{"pushed"}, nothing{""};
   pybind11::tuple empty;  // no reports, and no facts
   pybind11::int_ zero{0};
@@ -144,8 +143,8 @@ class Ledger {
  public:
   // `duplicates` is "both", "latest" or "reject". `max_bases` versions are held for tasks at once.
   Ledger(const pybind11::tuple& classes, const std::string& duplicates, std::optional<std::int64_t> max_staleness,
-         std::optional<std::int64_t> max_deferred, std::optional<double> flush_after, bool by_flush, bool log,
-         bool reporting, bool accumulates, std::int64_t max_bases);
+         std::optional<double> flush_after, bool by_flush, bool log, bool reporting, bool accumulates,
+         std::int64_t max_bases);
   // Makes a draft: decisions about pushes that `begun` has not made yet, of which none completes the buffer.
   explicit Ledger(Ledger& begun);
 
@@ -164,7 +163,7 @@ class Ledger {
               pybind11::handle decision, pybind11::handle decided);
   void count_push(pybind11::handle status, pybind11::handle task, pybind11::handle fault, pybind11::handle receipt,
                   pybind11::handle decided);
-  pybind11::object cut(pybind11::handle round, pybind11::handle entry);
+  pybind11::object cut(pybind11::handle round, pybind11::handle entry, pybind11::handle ends_pass);
   void adopt(pybind11::handle draft);
   void commit(pybind11::handle current, pybind11::handle version, pybind11::handle rule_vectors,
               pybind11::handle scalars, pybind11::handle norms, pybind11::handle report, pybind11::handle row_clients);
@@ -183,7 +182,6 @@ class Ledger {
     if (intake_) intake_->pools = pybind11::tuple(pools_of(pools));
   }
   void replay(pybind11::handle replaying, pybind11::handle flush_after, pybind11::handle by_flush);
-  void expect_overdue(pybind11::handle least) { least_overdue_ = count_of(least); }
   void close() { closed_ = true; }
 
   void open_task(pybind11::handle opened, pybind11::handle id, pybind11::handle version, pybind11::handle holds,
@@ -210,7 +208,6 @@ class Ledger {
   pybind11::object arrivals_from(pybind11::handle place) const {
     return list_of(now_.waiting, static_cast<std::size_t>(count_of(place)));
   }
-  pybind11::object deferred() const { return now_.passes ? list_of(now_.passes->queue) : pybind11::list(); }
   bool fills(pybind11::handle status) const;
   bool has_room() const;
 
@@ -235,20 +232,16 @@ class Ledger {
   pybind11::object scalars() const { return now_.scalars; }
   pybind11::object norms() const { return now_.norms; }
   bool in_passes() const { return now_.passes.has_value(); }
+  bool has_entered(pybind11::handle client) const { return now_.passes && now_.passes->has(client); }
   std::int64_t left_in_pass() const { return now_.passes ? now_.passes->left() : 0; }
   pybind11::object pass_clients() const;
   pybind11::object entered() const;
-  std::int64_t deferred_count() const { return now_.passes ? now_.passes->queued() : 0; }
-  std::int64_t dropped_count() const { return now_.counts[kDropped]; }
   double since() const { return now_.since; }
   bool late() const;
-  std::int64_t overdue() const;
-  std::int64_t least_overdue() const { return least_overdue_; }
   bool replaying() const { return replaying_; }
   bool by_flush() const { return by_flush_; }
   pybind11::object flush_after() const;
   pybind11::object max_staleness() const;
-  pybind11::object max_deferred() const;
   bool unreported() const { return !unreported_.empty(); }
   pybind11::object faults() const;
   bool closed() const { return closed_; }
@@ -267,7 +260,6 @@ class Ledger {
     pybind11::object scalars, norms, report;
     std::int64_t coming;  // clients that get their first row
   };
-  struct Opening;
   class Entries;
 
   static std::int64_t count_of(pybind11::handle number);
@@ -290,8 +282,7 @@ class Ledger {
   void drop_old_faults(Dropped& dropped);
   void admit(Status status, const pybind11::object& arrival, const Decided* made, pybind11::handle task,
              pybind11::handle decision, pybind11::handle decided, Dropped& dropped);
-  Opening opening(const Decided& decided, pybind11::handle joining) const;
-  void start_round(Opening&& opening, const Decided* decided, Dropped& dropped);
+  void start_round(const Decided* decided, Dropped& dropped);
   pybind11::object snapshot(const State& state, std::int64_t logged, std::int64_t events) const;
   pybind11::object durable(std::int64_t version) const;
   pybind11::object receipt(Status status, std::int64_t staleness, std::int64_t version, std::int64_t number,
@@ -301,12 +292,11 @@ class Ledger {
 
   const Classes classes_;
   const bool both_count_, latest_counts_;
-  const std::optional<std::int64_t> max_staleness_, max_deferred_;
+  const std::optional<std::int64_t> max_staleness_;
   const bool reporting_, accumulates_;
   std::optional<double> flush_after_;
   bool by_flush_;
   bool replaying_ = false;
-  std::int64_t least_overdue_ = 0;
   bool stored_ = false;
   std::optional<std::int64_t> commit_every_;
   std::optional<Intake> intake_;

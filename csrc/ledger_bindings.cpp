@@ -44,11 +44,10 @@ void bind_ledger(py::module_& module) {
     };
   });
   py::class_<Ledger> type(module, "Ledger", py::module_local(), collected);
-  type.def(py::init<const py::tuple&, const std::string&, std::optional<std::int64_t>, std::optional<std::int64_t>,
-                    std::optional<double>, bool, bool, bool, bool, std::int64_t>(),
-           py::arg("classes"), py::arg("duplicates"), py::arg("max_staleness"), py::arg("max_deferred"),
-           py::arg("flush_after"), py::arg("by_flush"), py::arg("log"), py::arg("reporting"), py::arg("accumulates"),
-           py::arg("max_bases"));
+  type.def(py::init<const py::tuple&, const std::string&, std::optional<std::int64_t>, std::optional<double>,
+                    bool, bool, bool, bool, std::int64_t>(),
+           py::arg("classes"), py::arg("duplicates"), py::arg("max_staleness"), py::arg("flush_after"),
+           py::arg("by_flush"), py::arg("log"), py::arg("reporting"), py::arg("accumulates"), py::arg("max_bases"));
   type.def(py::init<Ledger&>(), py::arg("begun"), py::keep_alive<1, 2>());
   add_method<&Ledger::push>(type, "push");
   add_method<&Ledger::join>(type, "join");
@@ -69,7 +68,6 @@ void bind_ledger(py::module_& module) {
   add_method<&Ledger::take_vectors>(type, "take_vectors");
   add_method<&Ledger::use_slots>(type, "use_slots");
   add_method<&Ledger::replay>(type, "set_replay");
-  add_method<&Ledger::expect_overdue>(type, "expect_overdue");
   add_method<&Ledger::close>(type, "close");
   add_method<&Ledger::open_task>(type, "open_task");
   add_method<&Ledger::restore_task>(type, "restore_task");
@@ -86,7 +84,7 @@ void bind_ledger(py::module_& module) {
   add_method<&Ledger::put_back_base>(type, "put_back_base");
   add_method<&Ledger::arrivals>(type, "arrivals");
   add_method<&Ledger::arrivals_from>(type, "arrivals_from");
-  add_method<&Ledger::deferred>(type, "deferred");
+  add_method<&Ledger::has_entered>(type, "has_entered");
   add_method<&Ledger::fills>(type, "fills");
   add_attribute<static_cast<py::object (Ledger::*)() const>(&Ledger::snapshot)>(type, "state");
   add_attribute<&Ledger::decided_snapshot>(type, "decided_state");
@@ -114,17 +112,12 @@ void bind_ledger(py::module_& module) {
   add_attribute<&Ledger::left_in_pass>(type, "left_in_pass");
   add_attribute<&Ledger::pass_clients>(type, "pass_clients");
   add_attribute<&Ledger::entered>(type, "entered");
-  add_attribute<&Ledger::deferred_count>(type, "deferred_count");
-  add_attribute<&Ledger::dropped_count>(type, "dropped_count");
   add_attribute<&Ledger::since>(type, "since");
   add_attribute<&Ledger::late>(type, "late");
-  add_attribute<&Ledger::overdue>(type, "overdue");
-  add_attribute<&Ledger::least_overdue>(type, "least_overdue");
   add_attribute<&Ledger::replaying>(type, "replaying");
   add_attribute<&Ledger::by_flush>(type, "by_flush");
   add_attribute<&Ledger::flush_after>(type, "flush_after");
   add_attribute<&Ledger::max_staleness>(type, "max_staleness");
-  add_attribute<&Ledger::max_deferred>(type, "max_deferred");
   add_attribute<&Ledger::unreported>(type, "unreported");
   add_attribute<&Ledger::faults>(type, "faults");
   add_attribute<&Ledger::closed>(type, "closed");

@@ -1,9 +1,8 @@
-// Gradient scheduling: the clients that have entered in the current pass, and the arrivals that wait for the next.
+// Gradient scheduling: the clients that have entered in the current pass.
 #pragma once
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "values.hpp"
@@ -27,12 +26,10 @@ struct Pass {
   std::int64_t num_clients;
   pybind11::list order;  // the clients that have entered; those in the buffer are last
   std::int64_t entered;
-  Arrivals queue;               // the arrivals that wait for the next pass
   pybind11::dict clients;       // those of `order`, as a set
   const Pass* begun = nullptr;  // of a draft: the pass whose clients have entered too, but in `order`
 
   std::int64_t left() const { return num_clients - entered; }
-  std::int64_t queued() const { return static_cast<std::int64_t>(queue.size()); }
   bool has(pybind11::handle client) const {
     return contains(clients, client) || (begun != nullptr && begun->has(client));
   }
@@ -41,8 +38,9 @@ struct Pass {
   void for_each(const Visit& visit) const {
     visit(order);
     visit(clients);
-    for (const pybind11::object& arrival : queue) visit(arrival);
   }
+  // Returns the next pass.
+  Pass next() const { return {num_clients, pybind11::list(), 0, pybind11::dict()}; }
   // The client must not have entered before.
   void enter(pybind11::handle client) {
     put(clients, client, pybind11::none());
@@ -58,29 +56,5 @@ struct Pass {
     entered -= arrivals;
   }
 };
-
-// Moves the arrivals that may enter the next buffer now out of the pass, which begins anew if it is complete. Those of
-// versions before `oldest` are dropped. Returns those that enter.
-inline Arrivals open_buffer(Pass& pass, std::int64_t buffer_size, std::int64_t oldest, Arrivals& dropped) {
-  if (pass.left() == 0) {
-    pass.order = pybind11::list();
-    pass.clients = pybind11::dict();
-    pass.entered = 0;
-    pass.begun = nullptr;
-  }
-  Arrivals entering, later;
-  for (const pybind11::object& arrival : pass.queue) {
-    if (static_cast<std::int64_t>(entering.size()) == buffer_size || pass.has(client_of(arrival)) || pass.left() == 0) {
-      later.push_back(arrival);
-    } else if (version_of(arrival) < oldest) {
-      dropped.push_back(arrival);
-    } else {
-      entering.push_back(arrival);
-      pass.enter(client_of(arrival));
-    }
-  }
-  pass.queue = std::move(later);
-  return entering;
-}
 
 }  // namespace afflux::python

@@ -21,7 +21,7 @@ from afflux.aggregation.reports import (
 )
 from afflux.arrays.layout import Layout
 from afflux.ops import codecs
-from afflux.ops.errors import AffluxError, BusyError, PlaneError, StoreError, UnavailableError
+from afflux.ops.errors import AffluxError, BlockedError, BusyError, PlaneError, StoreError, UnavailableError
 from afflux.ops.exact import exp, log, pow
 from afflux.rules.rule import Arrivals, Calibrate, Needs, Rule, Weights
 from afflux.server.aggregate import aggregate
@@ -33,6 +33,7 @@ from afflux.server.server import Server
 __all__ = [
     "AffluxError",
     "Arrivals",
+    "BlockedError",
     "BusyError",
     "Calibrate",
     "Closed",

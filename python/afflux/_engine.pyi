@@ -74,7 +74,6 @@ class Ledger:
         classes: tuple[type, type, type, type, type, type],
         duplicates: str,
         max_staleness: int | None,
-        max_deferred: int | None,
         flush_after: float | None,
         by_flush: bool,
         log: bool,
@@ -117,7 +116,8 @@ class Ledger:
     def count_push(
         self, status: str, task: str | None, fault: object, receipt: object, decided: list[Any] | None, /
     ) -> None: ...
-    def cut_buffer(self, round: tuple[Any, ...] | None, entry: object, /) -> list[Any]: ...
+    # `ends_pass`: also if clients of the pass have not entered.
+    def cut_buffer(self, round: tuple[Any, ...] | None, entry: object, ends_pass: bool, /) -> list[Any]: ...
     def adopt(self, draft: Ledger, /) -> None: ...
     def commit_round(
         self,
@@ -140,7 +140,7 @@ class Ledger:
         counted: tuple[int, dict[str, int]],  # the number of the next decision, and the counts
         log: list[Any] | None,
         vectors: tuple[object, object, object, object],  # rule_vectors, handed, scalars, norms
-        passed: tuple[int, list[Any], list[Any]] | None,  # N, the clients that have entered, the deferred arrivals
+        passed: tuple[int, list[Any]] | None,  # N, and the clients that have entered in this pass
         /,
     ) -> list[Any]: ...  # the arrivals that waited before
     def set_rule_vectors(self, rule_vectors: object, handed: object, entry: object, /) -> None: ...
@@ -154,7 +154,6 @@ class Ledger:
     def take_vectors(self, intake: tuple[Any, ...], /) -> None: ...
     def use_slots(self, pools: tuple[Any, ...], /) -> None: ...
     def set_replay(self, replaying: bool, flush_after: float | None, by_flush: bool, /) -> None: ...
-    def expect_overdue(self, least: int, /) -> None: ...
     def close(self) -> None: ...
     def open_task(
         self, opened: object, task: str, version: int, hold: bool, deadline: float, base: object, /
@@ -175,14 +174,14 @@ class Ledger:
     def put_back_base(self, version: int, base: object, /) -> None: ...
     def arrivals(self) -> list[Any]: ...
     def arrivals_from(self, place: int, /) -> list[Any]: ...  # of those in the buffer
-    def deferred(self) -> list[Any]: ...
+    def has_entered(self, client: object, /) -> bool: ...  # in this pass
     def fills(self, status: str, /) -> bool: ...
     @property
     def state(self) -> Any: ...  # a ServerState
     @property
     def decided_state(self) -> Any: ...  # the ServerState when `round` was decided, with a store; else None
     @property
-    def has_room(self) -> bool: ...  # for the row of another client, even if all waiting clients are new
+    def has_room(self) -> bool: ...  # in the pass; and for a row, even if all waiting clients are new
     @property
     def mutex(self) -> Mutex: ...
     @property
@@ -230,19 +229,9 @@ class Ledger:
     @property
     def entered(self) -> list[Any]: ...  # the clients that have entered in the pass
     @property
-    def deferred_count(self) -> int: ...
-    @property
-    def dropped_count(self) -> int: ...
-    @property
     def since(self) -> float: ...  # `clock` at the join of the first arrival in the buffer
     @property
     def late(self) -> bool: ...  # whether the buffer has held arrivals for longer than flush_after
-    # The number of waiting arrivals if those of the buffer fill it, so that their round needs no push; else 0. A buffer
-    # is full, between two calls, only if a pass began with it.
-    @property
-    def overdue(self) -> int: ...
-    @property
-    def least_overdue(self) -> int: ...  # in a replay, `overdue` at the next entry of the log
     @property
     def replaying(self) -> bool: ...
     @property
@@ -251,8 +240,6 @@ class Ledger:
     def flush_after(self) -> float | None: ...
     @property
     def max_staleness(self) -> int | None: ...
-    @property
-    def max_deferred(self) -> int | None: ...
     @property
     def unreported(self) -> bool: ...
     @property

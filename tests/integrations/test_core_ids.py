@@ -133,6 +133,21 @@ def test_a_rule_of_passes_needs_clients_that_it_knows(tmp_path):
     again.close()
 
 
+def test_clients_that_have_entered_get_no_task_until_the_pass_ends():
+    """It ends without the clients that have failed, or are not there, once no client trains."""
+    run = run_of(gsgm(buffer_size=2), num_clients=6, concurrency=3, client_lr=0.1, local_steps=1)
+    run.clients.are([1, 2, 3, 4])
+    one_round(run, [1, 2, 3])
+    assert run.server.entered == {1, 2, 3}
+    assert run.choose() == [4]
+    run.sent("a", run.assign(4))
+    assert run.choose() == []
+    run.fail("a")
+    assert (run.server.version, run.server.arrivals_waiting) == (1, 1)
+    assert sorted(run.choose()) == [1, 2, 3]
+    assert (run.server.version, run.server.entered, run.report.client_ids) == (2, set(), (3,))
+
+
 def warnings_of(run):
     lines = []
     run.clients.warn = lambda message, *arguments: lines.append(message % arguments)

@@ -1,7 +1,7 @@
 """Metrics of clients: bounded, stored with the arrivals that wait, and given to the step that these make."""
 
 from afflux.integrations._reading import bounded
-from afflux.rules import fedbuff, gsgm
+from afflux.rules import fedbuff
 from core_runs import run_of, trained
 
 
@@ -38,27 +38,3 @@ def test_metrics_of_a_replaced_arrival_are_replaced():
     assert run.server.version == 1
     assert run.take_metrics() == [{"loss": 2.0}, {"loss": 3.0}]
     assert run.take_metrics() == []
-
-
-def test_metrics_of_a_deferred_arrival_are_those_of_its_step(tmp_path):
-    def opened():
-        return run_of(gsgm(buffer_size=2), store=tmp_path / "store", client_lr=0.1, local_steps=1)
-
-    def push(run, client, loss):
-        run.sent("a", run.assign(client))
-        return run.receive("a", lambda: trained(metrics={"loss": loss})).status
-
-    run = opened()
-    assert [push(run, 1, 1.0), push(run, 1, 1.5)] == ["joined", "deferred"]
-    run.checkpoint({})
-    assert push(run, 2, 2.0) == "joined"
-    assert run.take_metrics() == [{"loss": 1.0}, {"loss": 2.0}]
-    assert [push(run, 3, 3.0), push(run, 4, 4.0)] == ["joined", "joined"]
-    assert run.take_metrics() == [{"loss": 3.0}, {"loss": 4.0}]
-    run.server.close(checkpoint=False)  # killed: the notes are those of the checkpoint
-    run = opened()
-    run.resume(dict)
-    assert [run.server.version, run.server.arrivals_waiting] == [2, 1]
-    push(run, 2, 5.0)
-    assert run.take_metrics() == [{"loss": 1.5}, {"loss": 5.0}]
-    run.close({})

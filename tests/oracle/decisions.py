@@ -1,6 +1,6 @@
 """What a server decides about pushes, in plain Python, from docs/server.md, docs/threads.md and the docstrings."""
 
-STATUSES = ["joined", "replaced", "superseded", "rejected", "dropped", "deferred", "empty", "expired", "faulty"]
+STATUSES = ["joined", "replaced", "superseded", "rejected", "dropped", "empty", "expired", "faulty"]
 
 
 class Admission:
@@ -9,15 +9,12 @@ class Admission:
     `rounds` has, for each round, the joins of its arrivals.
     """
 
-    def __init__(
-        self, size, duplicates="both", max_staleness=None, num_clients=None, max_deferred=None, by_flush=False
-    ):
+    def __init__(self, size, duplicates="both", max_staleness=None, num_clients=None, by_flush=False):
         self.size, self.duplicates, self.max_staleness, self.by_flush = size, duplicates, max_staleness, by_flush
         self.num_clients = num_clients  # of gradient scheduling; None: clients enter as they come
-        self.max_deferred = 10 * num_clients if max_deferred is None and num_clients else max_deferred
         self.version = self.number = 0
         self.counts = dict.fromkeys([*STATUSES, "refused"], 0)
-        self.buffer, self.queue, self.entered = [], [], []  # (client, version, join), oldest first; clients of the pass
+        self.buffer, self.entered = [], []  # (client, version, join), oldest first; clients of the pass
         self.rounds, self.log, self.tasks = [], [], {}
         self.clock = 0.0
 
@@ -28,13 +25,11 @@ class Admission:
         size = self.size if self.num_clients is None else min(self.size, self.left() + len(self.buffer))
         return bool(self.buffer) and not self.by_flush and len(self.buffer) >= size
 
-    def overdue(self):
-        """Rounds that a pass begins with are made before anything else."""
-        while self.num_clients is not None and self.full():
-            self.round()
-
     def checkout(self, client, lease=None):
+        """The number of the task; None if the client is blocked."""
         self.expire()
+        if client in self.entered:
+            return None
         self.log.append(("open", client))
         name = len([entry for entry in self.log if entry[0] == "open"]) - 1
         self.tasks[name] = (client, self.version, None if lease is None else self.clock + lease)
@@ -64,7 +59,6 @@ class Admission:
         if examples == 0:
             status, staleness = "empty", self.version - version
         else:
-            self.overdue()
             staleness = self.version - version
             status = self.status(client, version, staleness)
             entry = (client, version, self.number)
@@ -79,18 +73,15 @@ class Admission:
             self.entered += [client] if self.num_clients is not None else []
         elif status == "replaced":
             self.buffer = [entry if other[0] == client else other for other in self.buffer]
-        elif status == "deferred":
-            self.queue.append(entry)
         if status == "joined" and self.full():
             self.round()
-            self.overdue()
         return status, staleness
 
     def status(self, client, version, staleness):
         if self.max_staleness is not None and staleness > self.max_staleness:
             return "dropped"
-        if self.num_clients is not None and (client in self.entered or not self.left()):
-            return "rejected" if len(self.queue) >= self.max_deferred else "deferred"
+        if self.num_clients is not None:
+            return "rejected" if client in self.entered else "joined"
         before = [other for other in self.buffer if other[0] == client]
         if self.duplicates == "both" or not before:
             return "joined"
@@ -102,36 +93,27 @@ class Admission:
         self.version += 1
         self.rounds.append(sorted(join for _, _, join in self.buffer))
         self.buffer = []
-        if self.num_clients is None:
-            return
-        if not self.left():
+        if self.num_clients is not None and not self.left():
             self.entered = []
-        later = []
-        for client, version, join in self.queue:
-            if len(self.buffer) == self.size or client in self.entered or not self.left():
-                later.append((client, version, join))
-            elif self.max_staleness is not None and self.version - version > self.max_staleness:
-                self.counts["deferred"] -= 1
-                self.counts["dropped"] += 1
-            else:
-                self.buffer.append((client, version, join))
-                self.entered.append(client)
-        self.queue = later
 
     def flush(self):
         self.expire()
-        self.overdue()
         if self.buffer:
             self.round()
             self.log.append(("flush",))
-            self.overdue()
+
+    def end_pass(self):
+        if self.entered:
+            self.log.append(("end_pass",))
+        if self.buffer:
+            self.round()
+        self.entered = []
 
     def discard(self):
-        self.overdue()
-        count = len(self.buffer) + len(self.queue)
+        count = len(self.buffer)
         if count:
             self.log.append(("discard",))
         if self.num_clients is not None and self.buffer:
-            del self.entered[-len(self.buffer) :]
-        self.buffer, self.queue = [], []
+            del self.entered[-count:]
+        self.buffer = []
         return count

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import decisions as oracle
-from afflux import AffluxError, Server
+from afflux import AffluxError, BlockedError, Server
 from afflux._engine import Ledger, Mutex
 from afflux.aggregation.reports import Closed, Cut, Join, Opened, no_counts
 from afflux.rules import fedbuff, gsgm
@@ -26,7 +26,7 @@ SERVERS = {
     "reject": ({"duplicates": "reject"}, {"duplicates": "reject"}),
     "flush": ({"rounds": "flush"}, {"by_flush": True}),
     "streaming": ({"accumulate": True}, {}),
-    "passes": ({"num_clients": CLIENTS, "max_deferred": 4}, {"num_clients": CLIENTS, "max_deferred": 4}),
+    "passes": ({"num_clients": CLIENTS}, {"num_clients": CLIENTS}),
     "passes-stale": (
         {"num_clients": CLIENTS, "max_staleness": 1, "rounds": "flush"},
         {"num_clients": CLIENTS, "max_staleness": 1, "by_flush": True},
@@ -41,7 +41,7 @@ MOVES = st.one_of(
     st.tuples(st.just("step"), st.lists(CLIENT, max_size=4)),
     st.tuples(st.just("fault"), CLIENT, st.sampled_from(["version", "load", "nan"])),
     st.tuples(st.just("wait"), st.just(1.0)),
-    st.tuples(st.sampled_from(["flush", "discard", "reload"])),
+    st.tuples(st.sampled_from(["flush", "discard", "reload", "end_pass"])),
 )
 
 
@@ -77,7 +77,11 @@ class Played:
             self.pushed({"task": task.id}, self.model.push(task=number, examples=examples), examples)
 
     def checkout(self, client, lease):
-        self.tasks.append((self.model.checkout(client, lease), self.server.checkout(client, lease=lease)))
+        if (number := self.model.checkout(client, lease)) is not None:
+            self.tasks.append((number, self.server.checkout(client, lease=lease)))
+            return
+        with pytest.raises(BlockedError, match="has entered in this pass"):
+            self.server.checkout(client, lease=lease)
 
     def cancel(self, place):
         if self.tasks:
@@ -87,9 +91,7 @@ class Played:
 
     def step(self, clients):
         self.model.expire()
-        self.model.overdue()
         version = self.server.version
-        newest = self.model.version  # after the rounds that were overdue
         held, self.model.by_flush = self.model.by_flush, True
         for client in clients:
             self.model.push(client, version)
@@ -98,7 +100,6 @@ class Played:
             self.model.round()
             self.model.log.append(("flush",))
         receipts, _ = self.server.step([(client, version, vector()) for client in clients])
-        assert newest <= self.server.version
         assert len(receipts) == len(clients)
 
     def fault(self, client, kind):
@@ -113,8 +114,6 @@ class Played:
             self.server.push(**facts)
         assert self.server.counts["refused"] == before + 1
         self.model.expire()
-        if kind == "version":  # it may be one that a round which is overdue makes
-            self.model.overdue()
         self.model.counts["refused"] += 1
 
     def wait(self, seconds):
@@ -123,10 +122,14 @@ class Played:
 
     def flush(self):
         self.server.flush()
-        self.model.overdue()
         if self.model.buffer:
             self.model.round()
             self.model.log.append(("flush",))
+
+    def end_pass(self):
+        if self.model.num_clients is not None:
+            self.server.end_pass()
+            self.model.end_pass()
 
     def discard(self):
         assert self.server.discard() == self.model.discard()
@@ -134,7 +137,6 @@ class Played:
     def reload(self):
         """The state of this server, in which all tasks are closed."""
         state = self.server.state_dict()
-        self.model.overdue()
         self.server.load_state_dict(state)
         self.model.tasks.clear()
 
@@ -142,7 +144,7 @@ class Played:
         server, model = self.server, self.model
         assert server.counts == model.counts
         assert (server.joins, server.arrivals_waiting) == (model.number, len(model.buffer))
-        assert server.waiting == {join: client for client, _, join in [*model.buffer, *model.queue]}
+        assert server.waiting == {join: client for client, _, join in model.buffer}
         assert server.version == model.version
         assert [sorted(report.joins.tolist()) for report in self.reports] == model.rounds
         if model.num_clients is not None:
@@ -151,7 +153,7 @@ class Played:
         assert [task.client for task in server.tasks] == [client for client, *_ in model.tasks.values()]
         assert self.log() == model.log
         if not server.options.accumulate:  # there a term may wait for the next one
-            assert slots_taken(server) == len(model.buffer) + len(model.queue)
+            assert slots_taken(server) == len(model.buffer)
 
     def log(self):
         """The log, in the words of the model: tasks by the order in which they were opened."""
@@ -196,7 +198,7 @@ def test_what_is_decided_cannot_be_assigned():
     server = Server(fedbuff(buffer_size=3), vector(0.0), log=True)
     admission = aggregator_of(server).admission
     names = [name for name in vars(Ledger) if not name.startswith("_") and not callable(getattr(Ledger, name))]
-    assert len(names) > 40
+    assert len(names) > 35
     for name in names:
         before = repr(getattr(admission, name))
         with pytest.raises(AttributeError):

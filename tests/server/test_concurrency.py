@@ -10,10 +10,9 @@ import pytest
 import afflux.aggregation.round
 from afflux import AffluxError, BusyError, Calibrate, Rule, Server, StoreError, ops, replay
 from afflux.ops import Step
-from afflux.rules import ca2fl, fedbuff, gsgm
+from afflux.rules import ca2fl, fedbuff
 from afflux.rules.weights import Uniform
 from afflux.server.inputs import InputAdapter
-from afflux.store import info
 from conftest import bits
 from inside import aggregator_of, make_rounds_by, mutex_of, rounds_of, without_fast_path
 
@@ -321,41 +320,6 @@ def test_a_failed_step_is_reported_to_the_push_that_made_it(meanwhile, tmp_path)
     with pytest.raises(AffluxError, match=r"\[push\] the step to version 1 wrote a value that is not finite"):
         server.push(client=1, update=vector(), version=0)
     assert server.counts["refused"] == 0 if meanwhile == "load" else aggregator_of(server).admission.closed
-
-
-def test_a_close_amid_the_rounds_that_a_pass_begins_with(tmp_path, monkeypatch):
-    """The push whose round began the pass returns; the rounds that are left wait in the store."""
-    server = Server(gsgm(buffer_size=1), vector(0.0), num_clients=3, store=tmp_path / "store")
-    for client in (0, 0, 1, 1):
-        server.push(client=client, gradient=vector(), version=server.version)
-    run = rounds_of(server)
-
-    def closed_after(job):
-        run(job)
-        job.driver = None  # its frames have ended
-        if job.report.version == 4:
-            closing, _ = start(lambda: server.close(checkpoint=False))
-            closing.join(20)
-
-    make_rounds_by(server, closed_after)
-    pushing, receipt = start(lambda: server.push(client=2, gradient=vector(), version=server.version))
-    pushing.join(20)
-    assert not pushing.is_alive()
-    assert (receipt[0].report.version, [report.version for report in receipt[0].more]) == (3, [4])
-    assert info(tmp_path / "store").version == 4
-    with Server.open(tmp_path / "store") as again:
-        assert again.version == 5
-        assert again.push(client=2, gradient=vector(), version=3).version == 6
-
-
-def test_rounds_that_a_pass_begins_with_keep_no_versions():
-    """A pass whose clients had all pushed before it began: one round after the other, each of one arrival."""
-    server = Server(gsgm(buffer_size=1), vector(0.0), num_clients=20, max_versions=4)
-    for _ in range(2):
-        for client in range(19):
-            server.push(client=client, gradient=vector(), version=server.version)
-    receipt = server.push(client=19, gradient=vector(), version=server.version)
-    assert (len(receipt.more), receipt.version, server.versions_held) == (19, 39, 1)
 
 
 def test_the_push_that_completes_a_round_makes_it(slow, monkeypatch):

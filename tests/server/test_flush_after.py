@@ -301,21 +301,6 @@ def test_none_waits_for_a_full_buffer(clock):
     assert server.version == 0
 
 
-def test_a_pass_that_begins_with_waiting_arrivals(clock):
-    """Client 0 waits for the next pass; its time counts from the moment when it enters the buffer."""
-    server = Server(gsgm(buffer_size=2), vector(0.0), num_clients=3, flush_after=10)
-    for client in (0, 1, 0):
-        push(server, client)
-    clock.now += 100
-    assert server.poll() is None  # what is deferred is in no buffer
-    push(server, 2)  # ends the pass
-    assert (server.version, server.arrivals_waiting) == (2, 1)
-    clock.now += 10
-    assert server.poll() is None
-    clock.now += 1
-    assert server.poll().client_ids == (0,)
-
-
 def test_arrivals_in_a_sum(clock):
     server = Server(fedbuff(buffer_size=5), vector(0.0), accumulate=True, flush_after=10)
     push(server, 1, 1.0)

@@ -109,8 +109,8 @@ def test_forked_data_loader_workers():
     assert out == "done\n"
 
 
-def test_a_fork_while_arrivals_wait_for_the_next_pass():
-    """Their slots are taken, and no thread is at work."""
+def test_a_fork_amid_a_pass():
+    """A slot is taken, and no thread is at work."""
     out = run("""
     from afflux.rules import gsgm
     server = Server(gsgm(buffer_size=2), np.zeros(d, np.float32), num_clients=3)

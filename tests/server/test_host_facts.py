@@ -1,13 +1,11 @@
 """What the caller of a server knows: the model, an update's staleness, the number of the first version."""
 
-import json
-
 import numpy as np
 import pytest
 
 from afflux import AffluxError, Join, NewParams, Server, replay
 from afflux.aggregation.sharded_plane import ShardedPlane
-from afflux.rules import afa_cd, fadas, fedasync, fedavg, fedbuff, gsgm
+from afflux.rules import afa_cd, fadas, fedasync, fedavg, fedbuff
 from conftest import bits
 from inside import aggregator_of, slots_taken
 
@@ -114,19 +112,6 @@ def test_a_store_has_new_params_in_its_next_commit(commit_every, tmp_path):
             assert opened.params.tolist() == [3.0] * D
             assert opened.log == server.log
         stepped(opened)
-
-
-def test_overdue_rounds_come_before_new_params():
-    """GSGM: a pass that begins with a full buffer."""
-    server = Server(gsgm(buffer_size=1), np.zeros(D, np.float32), num_clients=1, max_versions=2, log=True)
-    for _ in range(2):
-        server.push(client=1, version=server.version, gradient=ONES)
-    before = server.version
-    assert server.set_params(ONES) == before + 1
-    state = server.state_dict()
-    other = Server(gsgm(buffer_size=1), np.zeros(D, np.float32), num_clients=1, log=True)
-    other.load_state_dict(json.loads(json.dumps({"meta": state["meta"]})) | {"arrays": state["arrays"]})
-    assert other.log == server.log
 
 
 def test_staleness_in_place_of_a_version():

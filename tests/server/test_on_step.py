@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, Server, Weights, ops, replay
-from afflux.rules import fedbuff, gsgm
+from afflux.rules import fedbuff
 from conftest import FORKS, bits
 from inside import slots_taken
 
@@ -44,15 +44,6 @@ def test_a_step_that_the_rule_skips_is_reported_too():
     reports = [push(server).report for _ in range(3)]
     assert seen == reports
     assert [(report.version, report.stepped) for report in seen] == [(1, True), (1, False), (1, False)]
-
-
-def test_rounds_that_begin_with_the_next_pass_are_reported_in_order():
-    seen = []
-    server = Server(gsgm(buffer_size=1), vector(0.0), num_clients=2, on_step=seen.append)
-    for client in (0, 0, 1, 1, 0):
-        push(server, client)
-    assert [report.version for report in seen] == [*range(1, server.version + 1)]
-    assert len(seen) == 5
 
 
 def test_it_may_call_the_server():

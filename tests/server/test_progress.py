@@ -80,14 +80,7 @@ def many(options, rule, pushes):
             {"num_clients": 9},
             gsgm(buffer_size=2),
             [(7, 0)] * 21,
-            "20 deferred. It holds 1 of 2. A client enters once in a pass. Clients that have not entered yet: 8",
-        ),
-        (
-            {"num_clients": 9, "max_deferred": 3},
-            gsgm(buffer_size=2),
-            [(7, 0)] * 21,
-            "17 rejected, 3 deferred. It holds 1 of 2. A client enters once in a pass. Clients that have not entered "
-            "yet: 8; 3 arrivals wait (max_deferred)",
+            "20 rejected. It holds 1 of 2. A client enters once in a pass. Clients that have not entered yet: 8",
         ),
     ],
 )
@@ -151,12 +144,3 @@ def test_an_expired_push_is_logged_once(caplog):
     other = Server(fedbuff(buffer_size=3), ONES)  # which does not know whose task it is
     assert other.push(task=task.id, update=ONES).status == "expired"
     assert len(warnings(caplog, "[push] a push is expired: the task is closed, or was never opened here")) == 1
-
-
-def test_a_deferred_arrival_that_is_too_old_is_logged(caplog):
-    """It is dropped when its pass begins, amid the push of another client."""
-    server = Server(gsgm(buffer_size=1), ONES, num_clients=2, max_staleness=0)
-    for client in (1, 1, 2):
-        push(server, client, server.version)
-    assert (server.counts["deferred"], server.counts["dropped"]) == (0, 1)
-    assert len(warnings(caplog, "[push] a push is dropped: it is older than max_staleness")) == 1

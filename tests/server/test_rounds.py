@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, Needs, Rule, Server, Weights, ops
-from afflux.rules import gsgm, optimizers, twafl, wkafl
+from afflux.rules import optimizers, twafl, wkafl
 from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
 from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.weights import Uniform
@@ -126,7 +126,6 @@ def test_columns_first_is_as_good_as_rows_first():
         ),
         (lambda: Rule("own", "update", 2, Uniform(), None, optimizers.Sgd()), "calibrate is None, must be a Calibrate"),
         (lambda: Rule("own", "update", 2, None, NONE, optimizers.Sgd()), "weigh is None, must be a part"),
-        (lambda: Server(gsgm(), np.zeros(2), num_clients=3, max_slots=20), "wait for the next pass need slots too"),
     ],
 )
 def test_rules_that_cannot_be(make, message):

@@ -178,30 +178,6 @@ def test_a_step_fills_the_buffer_of_rounds_and_the_log_says_so(waits, tmp_path):
     assert loaded.log == server.log
 
 
-def test_rounds_of_a_pass_that_are_overdue_come_first():
-    """GSGM: a pass that begins with a full buffer makes its round before the step, and in the replay, too."""
-
-    def fresh():
-        return Server(gsgm(buffer_size=2), np.zeros(2, np.float32), num_clients=3, log=True)
-
-    server, ones = fresh(), np.ones(2, np.float32)
-    receipts, report = server.step([(client, 0, ones.copy()) for client in (0, 1, 0, 1, 2, 2)])
-    assert [receipt.status for receipt in receipts] == [
-        "joined",
-        "joined",
-        "deferred",
-        "deferred",
-        "joined",
-        "deferred",
-    ]
-    assert (len(report.client_ids), server.version, server.arrivals_waiting) == (3, 1, 2)
-    # The two that waited fill the buffer; after them the third one, the last of its pass.
-    receipts, report = server.step([(2, 1, ones)])
-    assert [len(each.client_ids) for each in (*receipts[0].more, report)] == [2, 1, 1]
-    again = replay(server.log, fresh(), lambda join: ones)
-    assert everything(again) == everything(server)
-
-
 FAULTS = {
     "a NaN": (lambda good: {"update": good * np.nan}, "non-finite value at index 0"),
     "too large": (lambda good: {"update": good * 1e20}, "max_abs is 1e"),
@@ -596,15 +572,14 @@ def test_a_step_may_have_more_pushes_than_the_server_has_slots():
 
 
 def test_a_pass_has_no_more_clients_than_it_may():
-    """The others wait for the next pass; without a flush no round ends this one."""
-    server, other = (Server(gsgm(buffer_size=2), np.zeros(3), num_clients=2, rounds="flush") for _ in range(2))
-    receipts, report = server.step([(client, 0, np.ones(3)) for client in range(5)])
-    assert [receipt.status for receipt in receipts] == ["joined"] * 2 + ["deferred"] * 3
-    assert report.client_ids == (0, 1)
-    other.load_state_dict(server.state_dict())
-    for expected in ((2, 3), (4,)):
-        assert other.flush().client_ids == expected
-    assert other.push(client=0, version=0, gradient=np.ones(3)).status == "joined"
+    """A further client is an error, with which nothing has changed."""
+    server = Server(gsgm(buffer_size=2), np.zeros(3), num_clients=2)
+    with pytest.raises(AffluxError, match="client 2 would be number 3 of this pass, but num_clients is 2"):
+        server.step([(client, 0, np.ones(3)) for client in range(3)])
+    assert (server.version, server.clients, server.arrivals_waiting) == (0, set(), 0)
+    receipts, report = server.step([(client, 0, np.ones(3)) for client in (0, 1, 0)])
+    assert [receipt.status for receipt in receipts] == ["joined", "joined", "rejected"]
+    assert (report.client_ids, server.clients) == ((0, 1), set())
 
 
 def test_slots_may_be_arrays_without_a_truth_value(monkeypatch):

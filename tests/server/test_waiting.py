@@ -40,7 +40,7 @@ def test_clients_are_those_of_rows_and_of_the_pass(tmp_path):
     passes = server(gsgm(buffer_size=2), num_clients=3)
     for client in (1, 2, 1):
         status = push(passes, client).status
-    assert status == "deferred"
-    assert (passes.clients, passes.waiting) == ({1, 2}, {2: 1})
+    assert status == "rejected"
+    assert (passes.clients, passes.waiting) == ({1, 2}, {})
     passes.discard()
     assert (passes.clients, passes.waiting) == ({1, 2}, {})

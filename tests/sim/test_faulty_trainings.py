@@ -72,6 +72,15 @@ def test_they_are_counted_and_replayed(tmp_path, caplog):
     assert [reproducible(result)[4:] for result in replayed] == [reproducible(result)[4:] for result in results]
 
 
+def test_a_pass_ends_without_the_clients_whose_updates_are_faulty(tmp_path):
+    made = simulation(rules="gsgm:buffer_size=4", selection="blocked-until-pass-ends", arrivals=36)
+    (result,) = run_paired([made.jobs[0].spec], 0, made.config, output=AuditOutput(tmp_path, True), task=made.task)
+    assert result.decisions == {"faulty": 9, "joined": 27}
+    log = read_audit_log(next(tmp_path.glob("*.jsonl")))
+    assert [len(line.client_ids) for line in log.rounds] == [4, 4, 1] * 3
+    assert replay(log, task=made.task)[0].digest == result.digest
+
+
 def test_a_run_ends_if_all_fail_or_many_in_a_row(monkeypatch):
     with pytest.raises(
         TrainingError, match=r"client . failed to train at arrival 1: Zero.*; 10 of 10 arrivals are"

@@ -431,15 +431,20 @@ def test_the_commands(tmp_path, monkeypatch):
     assert CliRunner().invoke(app, ["reproduce", "--check", "--out", str(tmp_path)]).exit_code == 2
 
 
-def test_a_blocked_run_of_gsgm_defers_nothing():
+def test_runs_of_gsgm_block_clients_until_the_pass_ends():
+    """Another selection is an error before any run is made, also if other rules are compared."""
     settings = SETTINGS | {"selection": "blocked-until-pass-ends", "arrivals": 40}
-    cells = [
-        Cell("blocked", "gsgm:buffer_size=2", settings),
-        Cell("free", "gsgm:buffer_size=2", SETTINGS | {"arrivals": 40}),
-    ]
-    blocked, free = compare_module.compare(jobs_of(cells, [0]), reproduction.SimConfig())
-    assert blocked.decisions.get("deferred", 0) == 0
-    assert free.decisions["deferred"] > 0
+    cells = [Cell("blocked", "gsgm:buffer_size=2", settings)]
+    (blocked,) = compare_module.compare(jobs_of(cells, [0]), reproduction.SimConfig())
+    assert blocked.decisions == {"joined": 40}
+    cells = [Cell("other", "fedbuff", SETTINGS), Cell("free", "gsgm", SETTINGS)]
+    finished = {}
+    with pytest.raises(ConfigError, match=r"gsgm takes each client once per pass .*: give selection=blocked"):
+        compare_module.compare(jobs_of(cells, [0]), reproduction.SimConfig(), finished=finished)
+    assert not finished
+    free = compare_module.make_jobs([parse_rule("gsgm"), parse_rule("fedbuff")], [0], paired=True)
+    with pytest.raises(ConfigError, match="give selection=blocked-until-pass-ends"):
+        compare_module.compare(free, reproduction.SimConfig(**SETTINGS))
 
 
 LOGS = sorted((ROOT / "docs" / "results" / "logs").glob("*/*.jsonl"))

@@ -120,13 +120,15 @@ def test_a_log_fed_to_its_own_rule_gives_its_bits(rule, tmp_path):
 
 
 def test_a_log_can_be_fed_to_every_rule(log):
-    specs = [small(name) for name in RULES]
+    with pytest.raises(ConfigError, match="gsgm takes each client once per pass"):  # the log's clients are not blocked
+        replay(log, [small("gsgm")])
+    specs = [small(name) for name in RULES if name != "gsgm"]
     results = replay(log, specs)
-    assert len({result.digest for result in results}) == len(RULES)
+    assert len({result.digest for result in results}) == len(specs)
     for spec, result in zip(specs, results, strict=True):
         rule = spec.build()
-        # Elsewhere an arrival may replace another one, end a pass with a short buffer, or be turned down.
-        if not rule.calibrate.cached and rule.name not in ("gsgm", "zenopp"):
+        # Elsewhere an arrival may replace another one, or be turned down.
+        if not rule.calibrate.cached and rule.name != "zenopp":
             m = rule.buffer_size
             assert result.staleness.tolist() == [x.number // m - x.dispatched_after // m for x in log.arrivals], spec
         assert result.leader == RULE

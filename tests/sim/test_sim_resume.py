@@ -42,7 +42,7 @@ CASES = {
     "mf_ca2fl": SMALL,
     "fadas": replace(SMALL, steps_law="uniform", client_optimizer="fedprox", clip_norms=1.0),
     "wkafl": replace(SMALL, refill=3),
-    "gsgm": SMALL,
+    "gsgm": replace(SMALL, selection="blocked-until-pass-ends"),
     "zenopp": SMALL,
     "twafl": ROUNDS,
     "sasgd": replace(

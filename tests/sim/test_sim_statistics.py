@@ -29,7 +29,7 @@ RULES = {
     "fedasync": CONFIG,
     "fedbuff:buffer_size=4:staleness=polynomial(1)": CONFIG,
     "wkafl:buffer_size=5:sim_min=0.5": CONFIG,
-    "gsgm:buffer_size=3": CONFIG,
+    "gsgm:buffer_size=3": replace(CONFIG, selection="blocked-until-pass-ends"),
     "zenopp": CONFIG,
     "ca2fl:buffer_size=4": CONFIG,
 }

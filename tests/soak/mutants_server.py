@@ -76,15 +76,20 @@ SERVER = {
         '        self.admission.cut("discard", None)\n        decided = prepare(self.rule',
         "test_server.py",
     ),
-    "server: a discard comes before the overdue rounds": (
-        'self.when_idle("discard", cut, overdue=True)',
-        'self.when_idle("discard", cut)',
-        "test_overdue.py",
+    "passes: a client that has entered gets a task": (
+        "if admission.has_entered(client_id):",
+        "if False:",
+        "test_passes.py",
     ),
-    "log: an entry hides that a round was overdue": (
-        "Cut(kind, self.overdue, joins)",
-        "Cut(kind, 0, joins)",
-        "test_overdue.py",
+    "passes: the last round of a pass that is ended is as any other": (
+        "self.in_passes and (ends_pass or self.left_in_pass",
+        "self.in_passes and (self.left_in_pass",
+        "test_passes.py",
+    ),
+    "passes: a pass without waiting arrivals does not end": (
+        "if decided is not None or (ends_pass and draft.entered):",
+        "if decided is not None:",
+        "test_passes.py",
     ),
     "store: a round writes over the committed sum": (
         "next(slot for slot in self._slots[name] if slot != committed)",
@@ -386,11 +391,6 @@ SERVER = {
         "self._monitor.wait_for(attempt) if wait else self._monitor.run_at_once(attempt)",
         "self._monitor.wait_for(attempt)",
         "test_flush_after.py",
-    ),
-    "open: overdue rounds are left to the next push": (
-        "if server._aggregator.admission.overdue:",
-        "if False:",
-        "test_overdue.py",
     ),
     "load: vectors stay beyond the limit of slots": (
         "if uncounted and not aggregator.accumulate:",

@@ -45,12 +45,13 @@ ENGINE = ("engine", "csrc", "CMakeLists.txt")
 
 SMALL = "--model logreg --num-clients 20 --concurrency 5 --buffer-size 5 --eval-every 20 --delays fadas-mild"
 OWN = "--task own.py:task:width=12 --num-clients 20 --concurrency 5 --buffer-size 4 --eval-every 20 --alpha 0.5"
-RULES = "ca2fl,mf_ca2fl:bits=4,fadas,wkafl,gsgm,zenopp,fedasync"
+RULES = "ca2fl,mf_ca2fl:bits=4,fadas,wkafl,zenopp,fedasync"
 OTHERS = "fedavg,fedadam,fedyogi,fedadagrad,fedams,afa_cd,afa_cs,twafl,sasgd,fedbuff:dialect=nvflare"
 #: Arguments of `afflux compare`, by the name of the case.
 COMPARISONS = {
     "rules, digits": f"--rules {RULES} {SMALL.replace('logreg', 'cnn')} --arrivals 80",
     "rules, mnist": f"--rules {RULES} {SMALL} --data mnist --arrivals 60",
+    "passes": f"--rules gsgm,fedbuff {SMALL} --selection blocked-until-pass-ends --arrivals 100",
     "rounds": "--rules afa_cd,twafl,fedavg,ca2fl --model logreg --num-clients 10 --buffer-size 5 --eval-every 20 "
     "--protocol rounds --sampling biased --stale-models 3 --arrivals 100",
     "scaffold": f"--rules afa_cs,fedbuff {SMALL} --client-optimizer scaffold --control-codec bfloat16 --arrivals 100",

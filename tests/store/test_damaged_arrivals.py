@@ -29,8 +29,6 @@ def path(request, tmp_path):
     with Server(rule, np.zeros(D), store=tmp_path / "store", **options) as server:
         for client in (1, 2, 3, 4, 5, 6):
             push(server, client)
-        if request.param == "gsgm":
-            push(server, 1)  # which waits for the next pass
         server.push(client="ann" if request.param != "gsgm" else 7, version=1, **{server.rule.kind: np.ones(D)})
         assert server.arrivals_waiting == 3
     return tmp_path / "store"

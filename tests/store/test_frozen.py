@@ -9,7 +9,6 @@ import pytest
 import forged
 import frozen_files
 from afflux import AffluxError, Server, StoreError, replay, store
-from afflux.selftest.pushes import state_digest
 
 ARCHIVES = sorted(frozen_files.FOLDER.glob("*.tar.gz"))
 
@@ -53,7 +52,7 @@ def test_an_option_that_servers_no_longer_have_must_have_its_default(files):
 def test_a_state_loads_and_its_log_replays_to_the_same_bits(files):
     folder, digests = files
     server = frozen_files.loaded(state_in(folder))
-    assert state_digest(server) == digests["saved"]
+    assert frozen_files.digest_of(server) == digests["saved"]
     again = replay(server.log, frozen_files.make(), lambda join: frozen_files.POOL[join.number % 15])
     assert again.params.tobytes() == server.params.tobytes()
     assert frozen_files.push(server, 11) == digests["continued"]
@@ -67,7 +66,7 @@ def test_vectors_that_were_not_copied(files):
     assert len(joins) == 25
     for entry in joins:
         entry[7] = True
-    assert state_digest(frozen_files.loaded(state)) == digests["saved"]
+    assert frozen_files.digest_of(frozen_files.loaded(state)) == digests["saved"]
     state["meta"]["waiting"][0][4] = None
     with pytest.raises(AffluxError, match=r"client \d+ waits with a vector that was pushed with copy=False"):
         frozen_files.loaded(state)
@@ -77,4 +76,4 @@ def test_other_bits_are_noticed(files):
     folder, digests = files
     state = state_in(folder)
     state["arrays"]["params"][0] += 1
-    assert state_digest(frozen_files.loaded(state)) != digests["saved"]
+    assert frozen_files.digest_of(frozen_files.loaded(state)) != digests["saved"]

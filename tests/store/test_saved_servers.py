@@ -117,7 +117,7 @@ SETTINGS = {
     "streaming": (fedbuff(buffer_size=3), {"accumulate": True}),
     "streaming a mean": (fedavg(buffer_size=3), {"accumulate": True}),
     "a window of norms": (fedadam(buffer_size=3), {"clip_norms": 1.1}),
-    "passes": (gsgm(buffer_size=3), {"max_deferred": 4}),
+    "passes": (gsgm(buffer_size=3), {}),
     "momentum": (wkafl(buffer_size=3), {}),
 }  # fmt: skip
 

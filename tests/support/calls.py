@@ -390,6 +390,7 @@ OF_SERVERS = {
     "set_rule_vector": _vector,
     "flush": _plain("flush"),
     "discard": _plain("discard"),
+    "end_pass": _plain("end_pass"),
     "poll": _plain("poll"),
 }
 #: How often each is drawn.

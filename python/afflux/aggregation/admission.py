@@ -67,7 +67,6 @@ class Admission(Ledger):
         log: bool,
         flush_after: float | None = None,
         reporting: bool = False,
-        max_deferred: int | None = None,
         fact_names: tuple[str, ...] = (),
         by_flush: bool = False,
         accumulates: bool = False,
@@ -82,14 +81,13 @@ class Admission(Ledger):
             log: as in `ServerOptions`.
             flush_after: as in `ServerOptions`.
             reporting: whether reports of steps are kept until `next_report`.
-            max_deferred: as in `ServerOptions`.
             fact_names: the facts that pushes may have.
             by_flush: whether only `flush` ends rounds: no arrival completes the buffer.
             accumulates: whether arrivals are terms of a sum.
             max_versions: as in `ServerOptions`; here of the versions that tasks hold.
         """
         most = MOST_BASES if max_versions is None else max_versions
-        options = max_deferred, flush_after, by_flush, log, reporting, accumulates, most
+        options = flush_after, by_flush, log, reporting, accumulates, most
         super().__init__(_CLASSES, duplicates, max_staleness, *options)
         self.duplicates = duplicates
         self.limits = limits
@@ -160,10 +158,10 @@ class Admission(Ledger):
     def slots_held(self) -> int:
         """The number of the server's slots that the waiting arrivals occupy; those of the round are not counted."""
         total = self.total
-        return self.filled + self.deferred_count if total is None else self.filled - total.added
+        return self.filled - (0 if total is None else total.added)
 
-    def before(self, arrivals: int, slot_bytes: int) -> RoundStart:
-        """Return the start of a round of this number of arrivals.
+    def before(self, arrivals: int, slot_bytes: int, *, ends_pass: bool = False) -> RoundStart:
+        """Return the start of a round of this number of arrivals; `ends_pass`: also if clients have not entered.
 
         Raises:
             AffluxError: a rule vector that the rule reads was never set.
@@ -174,7 +172,7 @@ class Admission(Ledger):
                 raise AffluxError(
                     f"[{rule.name}] the rule vector {name!r} was never handed in: set_rule_vector({name!r}, vector)"
                 )
-        ends_pass = self.in_passes and self.left_in_pass == arrivals - self.filled
+        ends_pass = self.in_passes and (ends_pass or self.left_in_pass == arrivals - self.filled)
         settings = self.limits, self.fact_names, self.averaged
         vectors = self.current, self.rule_vectors, self.rows
         return RoundStart(*vectors, self.scalars, self.norms, ends_pass, slot_bytes, *settings)
@@ -210,11 +208,11 @@ class Admission(Ledger):
 
     def hand_in(self, rule_vectors: NamedVectors, name: str) -> None:
         """Replace the rule vectors; the user has set the one with this name."""
-        self.set_rule_vectors(rule_vectors, self.handed | {name}, Handed(name, self.overdue))
+        self.set_rule_vectors(rule_vectors, self.handed | {name}, Handed(name))
 
     def set_params(self, current: Pulled) -> None:
         """Make a version that the caller has set the newest one."""
-        self.set_version(current, current.version, NewParams(self.overdue))
+        self.set_version(current, current.version, NewParams())
 
     def replace_rule(self, rule: Rule, config: Mapping[str, Any]) -> bool:
         """Replace the rule: at once if the buffer is empty, else when the buffer is emptied.
@@ -222,7 +220,7 @@ class Admission(Ledger):
         Returns:
             Whether the rule was replaced at once.
         """
-        return self.set_rule(rule, rule.buffer_size, Replaced(config, self.overdue))
+        return self.set_rule(rule, rule.buffer_size, Replaced(config))
 
     def draft(self) -> "Admission":
         """Return a draft of the decisions of one step, of which no arrival completes the buffer.
@@ -235,17 +233,16 @@ class Admission(Ledger):
         return draft
 
     def cut(
-        self, kind: Literal["flush", "discard", "overdue"], prepared: Round | None, joins: int = 0
+        self, kind: Literal["flush", "discard", "end_pass"], prepared: Round | None, joins: int = 0
     ) -> list[PendingArrival]:
         """Empty the buffer without a push. `prepared` is the round of its arrivals; None discards them.
 
-        Overdue rounds need no entry in the log. `joins` is that of the entry.
+        `joins` is that of the log's entry.
 
         Returns:
             The arrivals that are discarded.
         """
-        entry = None if kind == "overdue" else Cut(kind, self.overdue, joins)
-        return self.cut_buffer(_facts_of(prepared), entry)
+        return self.cut_buffer(_facts_of(prepared), Cut(kind, joins), kind == "end_pass")
 
     def commit(self, current: Pulled, rule_vectors: NamedVectors, done: Round) -> None:
         """End the round, and make its version the newest one."""
@@ -267,11 +264,16 @@ class Admission(Ledger):
             (state.number, state.counts),
             state.log,
             (state.rule_vectors, state.handed, state.scalars, state.norms),
-            None if passes is None else (passes.num_clients, passes.order[: passes.entered], passes.queue),
+            None if passes is None else (passes.num_clients, passes.order[: passes.entered]),
         )
 
     def _check_clients(self, client_id: ClientId) -> None:
         rows, making = self.rows, self.round
+        if self.in_passes and self.left_in_pass == 0:
+            raise ClientError(
+                f"[push] client {brief(client_id)} would be number {len(self.entered) + 1} of this pass, but "
+                f"num_clients is {self.pass_clients}"
+            )
         assert rows is not None  # else there is room
         if client_id in rows:
             return

@@ -55,8 +55,7 @@ class Saved:
     version: int
     params: Array  #: the state's array
     buffers: Float64 | None
-    arrivals: list[PendingArrival]  #: the buffer, then those deferred to the next pass; slots are the state's arrays
-    filled: int  #: arrivals in the buffer
+    arrivals: list[PendingArrival]  #: the buffer; slots are the state's arrays
     added: int  #: number of arrivals in the total: the first ones of the buffer, which have no slots
     raw: list[float]  #: their raw weights
     total: Float64 | None  #: the state's array, if arrivals are in it
@@ -79,7 +78,7 @@ class Saved:
             rule=self.rule,
             next_rule=self.next_rule,
             rows=self.rows,
-            waiting=arrivals[: self.filled],
+            waiting=arrivals,
             number=self.number,
             counts=self.counts,
             log=self.log,
@@ -88,7 +87,7 @@ class Saved:
             handed=self.handed,
             scalars=self.scalars,
             norms=self.norms,
-            passes=None if self.passed is None else Participation.of(*self.passed, arrivals[self.filled :]),
+            passes=None if self.passed is None else Participation(*self.passed, len(self.passed[1])),
         )
 
 
@@ -134,15 +133,13 @@ def log_record(entry: Entry) -> list[Any]:
         return ["open", entry.task, entry.client_id, entry.version, entry.hold, entry.until, entry.lease]
     if isinstance(entry, Closed):
         return ["close", entry.task, entry.why]
-    if isinstance(entry, Cut) and entry.joins:
-        return [entry.kind, entry.overdue, entry.joins]
     if isinstance(entry, Replaced):
-        record: list[Any] = ["replace_rule", entry.config]
-    elif isinstance(entry, Handed):
-        record = ["set_rule_vector", entry.name]
-    else:
-        record = [entry.kind] if isinstance(entry, Cut) else ["set_params"]
-    return [*record, entry.overdue] if entry.overdue else record
+        return ["replace_rule", entry.config]
+    if isinstance(entry, Handed):
+        return ["set_rule_vector", entry.name]
+    if isinstance(entry, NewParams):
+        return ["set_params"]
+    return [entry.kind, 0, entry.joins] if entry.joins else [entry.kind]
 
 
 def _reported(arrival: PendingArrival | Join) -> list[Any]:
@@ -160,21 +157,20 @@ def save(facts: Mapping[str, Any], state: ServerState, read: Callable[..., Array
     `facts` identify the kind of server. All decided rounds must be complete. `read` is that of the plane.
     """
     rows, current, d, total = state.rows, state.current, facts["d"], state.total
-    waiting = [*state.waiting, *state.deferred()]
     added = 0 if total is None else total.added
     meta = {
         **scalar_facts(facts, state),
         "passed": [] if state.passes is None else state.passes.order[: state.passes.entered],
-        "waiting": [arrival_record(w) for w in waiting],
+        "waiting": [arrival_record(w) for w in state.waiting],
         "log": None if state.log is None else [log_record(entry) for entry in state.log[: state.logged]],
         "row_ids": [] if rows is None else rows.client_ids,
     }
     arrays = {
         "params": read(current.params),
-        "slots": _stacked([read(w.slot, copy=False) for w in waiting[added:]], STORED[facts["slot_dtype"]], d),
+        "slots": _stacked([read(w.slot, copy=False) for w in state.waiting[added:]], STORED[facts["slot_dtype"]], d),
     }
     if current.buffers is not None:
-        buffer_rows = [w.buffers for w in waiting if w.buffers is not None]
+        buffer_rows = [w.buffers for w in state.waiting if w.buffers is not None]
         arrays["buffers"] = np.array(current.buffers)
         arrays["slot_buffers"] = _stacked(buffer_rows, "float64", current.buffers.size)
     if rows is not None:
@@ -235,7 +231,6 @@ class _Loader:
             params=self._array("params", self._facts["dtype"], (self._d,)),
             buffers=buffers,
             arrivals=self._waiting(rows),
-            filled=self._filled,
             added=self._added,
             raw=self._raw(),
             total=self._array("total", "float64", (self._d,)) if self._added else None,
@@ -276,12 +271,13 @@ class _Loader:
         return entries
 
     def _waiting(self, buffers: Sequence[Float64 | None]) -> list[PendingArrival]:
-        records, filled, added, passes = self._list("waiting"), self._filled, self._added, self._rule.needs.passes
+        records, filled, added = self._list("waiting"), self._filled, self._added
         count = len(records)
-        if not filled <= count or (filled < count and not passes):
+        if filled < count and self._rule.needs.passes:
+            _fail(f"{count - filled} arrivals wait for the next pass, as in afflux 0.1.0: discard() them there")
+        if filled != count:
             _fail(f"{filled} of {count} arrivals are in the buffer, which is impossible")
-        # A pass may begin with a full buffer.
-        if filled >= self._rule.buffer_size + passes and not self._admission.by_flush:
+        if filled >= self._rule.buffer_size and not self._admission.by_flush:
             _fail(
                 f"{filled} arrivals wait in the state, and the rule's buffer_size is {self._rule.buffer_size}: use the "
                 "rule with which they joined, and then replace_rule() or flush()"
@@ -291,7 +287,7 @@ class _Loader:
         waiting = [self._arrival(i, record, row) for i, (record, row) in enumerate(zip(records, buffers, strict=True))]
         if len({w.join for w in waiting}) < count:
             _fail("two arrivals have one join")
-        if self._admission.duplicates != "both" and len({w.client_id for w in waiting[:filled]}) < filled:
+        if self._admission.duplicates != "both" and len({w.client_id for w in waiting}) < filled:
             _fail("a client waits twice")
         finite_rows = np.array([w.norm == w.norm for w in waiting[added:]], bool)
         slots = self._array("slots", STORED[self._facts["slot_dtype"]], (count - added, self._d), finite_rows)
@@ -304,7 +300,7 @@ class _Loader:
         examples = _count(examples, _MOST_EXAMPLES)
         if version > self._version or join >= self._number or examples < 1:
             _fail(f"arrival {i} has version {version}, join {join} and {examples} examples, which is impossible")
-        if i < self._filled and not self._rule.needs.passes and staleness != self._version - version:
+        if staleness != self._version - version:
             _fail(f"arrival {i} has staleness {staleness} and version {version}, at version {self._version}")
         norm = _number(norm)
         if norm < 0:
@@ -371,10 +367,12 @@ class _Loader:
         """Return N and the clients that have entered in this pass, the buffer's clients last; None without passes."""
         order: list[ClientId] = [_id(client_id) for client_id in self._list("passed")]
         num_clients = self._admission.pass_clients
-        waiting = [_id(client_id) for client_id, *_ in self._meta["waiting"][: self._filled]]
+        waiting = [_id(client_id) for client_id, *_ in self._meta["waiting"]]
         most, last = (0, []) if num_clients is None else (num_clients, order[len(order) - len(waiting) :])
         if len(set(order)) < len(order) or len(order) > most or (num_clients is not None and last != waiting):
             _fail(f"{len(order)} clients have entered in this pass, which is impossible")
+        if len(order) == num_clients and not self._admission.by_flush:
+            _fail("all clients have entered in this pass, and their last round is not made: flush() before")
         return None if num_clients is None else (num_clients, order)
 
 
@@ -391,16 +389,16 @@ def open_tasks(records: Iterable[Sequence[Any]]) -> list[Opened]:
 
 def _log_entry(record: Sequence[Any]) -> Entry:
     match record:
-        case ["flush" | "discard" as kind, *overdue] if len(overdue) < 2:
-            return Cut(kind, sum(map(_count, overdue)))
-        case ["flush", overdue_arrivals, joins]:
-            return Cut("flush", _count(overdue_arrivals), _count(joins))
-        case ["set_rule_vector", str(name), *overdue] if len(overdue) < 2:
-            return Handed(name, sum(map(_count, overdue)))
-        case ["set_params", *overdue] if len(overdue) < 2:
-            return NewParams(sum(map(_count, overdue)))
-        case ["replace_rule", dict(config), *overdue] if len(overdue) < 2:
-            return Replaced(config, sum(map(_count, overdue)))
+        case ["flush" | "discard" | "end_pass" as kind]:
+            return Cut(kind)
+        case ["flush", 0, joins]:
+            return Cut("flush", _count(joins))
+        case ["set_rule_vector", str(name)]:
+            return Handed(name)
+        case ["set_params"]:
+            return NewParams()
+        case ["replace_rule", dict(config)]:
+            return Replaced(config)
         case ["open", str(task), client_id, version, bool(hold), *times] if len(times) == 2:
             until, lease = (None if time is None else _number(time) for time in times)
             return Opened(task, _id(client_id), _count(version), hold, until, lease)

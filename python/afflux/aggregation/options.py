@@ -44,7 +44,6 @@ REPLACEABLE = (
     "max_staleness",
     "faults",
     "max_slots",
-    "max_deferred",
     "max_versions",
     "flush_after",
     "max_abs",
@@ -65,7 +64,6 @@ class Options(TypedDict, total=False):
     max_staleness: int | None
     faults: Faults
     max_slots: int | None
-    max_deferred: int | None
     max_versions: int | None
     inplace: bool
     log: bool
@@ -103,10 +101,7 @@ class ServerOptions:
             with the status "faulty" and the reason; `Server.faults` lists the newest 1000, and `Server.counts` counts
             all. Errors in the calling program raise in both cases.
         max_slots: the largest number of copies of pushed vectors; at least M (1 if
-            accumulating), by default 2 M + the number of CPUs (1 + the number of CPUs). Not allowed for rules whose
-            arrivals wait for the next pass: the pass would never end if waiting arrivals took all slots.
-        max_deferred: for these rules, the largest number of arrivals that wait for the next pass, by default 10 N.
-            Further pushes of clients that have entered in this pass are `rejected`.
+            accumulating), by default 2 M + the number of CPUs (1 + the number of CPUs).
         max_versions: the largest number of versions of params that exist at once, held by clients or being written. A
             step that would need one more raises, and no arrival is lost. At least 2; None: no limit.
         inplace: a step overwrites params, for models too large for two copies. Pulls then copy, and wait for a step
@@ -182,7 +177,6 @@ class ServerOptions:
     max_staleness: int | None = None
     faults: Faults = "raise"
     max_slots: int | None = None
-    max_deferred: int | None = None
     max_versions: int | None = None
     inplace: bool = False
     log: bool = False
@@ -206,7 +200,6 @@ class ServerOptions:
             "duplicates": optional(one_of("latest", "both", "reject")),
             "max_staleness": optional(count_of(0)),
             "max_slots": optional(count_of(1)),
-            "max_deferred": optional(count_of(0)),
             "max_versions": optional(count_of(2)),
             "durability": optional(one_of("process", "power")),
             "commit_every": optional(count_of(1)),
@@ -253,10 +246,6 @@ class ServerOptions:
         self.slots_of(rule)
         if self.clip_norms is not None and (why := why_unclipped(rule, accumulate=self.accumulate)) is not None:
             raise AffluxError(f"[Server] clip_norms: {why}")
-        if rule.needs.passes and self.memory_budget is not None:
-            raise AffluxError(
-                f"[Server] memory_budget chooses max_slots, which {rule.name} does not take: give max_deferred"
-            )
         names_of_facts("Server", "the facts of the rule and the option", self.fact_names(rule))
         duplicates = self.duplicates_for(rule)
         if self.accumulate:
@@ -266,14 +255,9 @@ class ServerOptions:
                     "[Server] duplicates='latest' replaces arrivals, and accumulate=True cannot remove one from a "
                     "sum: use 'both' or 'reject'"
                 )
-        max_deferred = self.max_deferred
-        if max_deferred is not None and not rule.needs.passes:
-            raise AffluxError(f"[Server] max_deferred: no arrivals of {rule.name} wait for a next pass")
         if rule.calibrate.cached or rule.needs.passes or self.num_clients is not None:
-            clients = clients_of(rule, self.num_clients, duplicates)
-            if rule.needs.passes and max_deferred is None:
-                max_deferred = 10 * clients
-        return replace(self, duplicates=duplicates, max_deferred=max_deferred)
+            clients_of(rule, self.num_clients, duplicates)
+        return replace(self, duplicates=duplicates)
 
     def for_replacement(self, before: Rule, rule: Rule) -> Self:
         """Return these options for `rule`, which replaces the rule `before` for which they were made.
@@ -352,9 +336,7 @@ class ServerOptions:
 
     def slots_of(self, rule: Rule) -> int:
         """Return the largest number of copies of pushed vectors."""
-        if rule.needs.passes and self.max_slots is not None:
-            raise AffluxError(f"[Server] max_slots: arrivals of {rule.name} that wait for the next pass need slots too")
-        if rule.needs.passes or (self.rounds == "flush" and self.max_slots is None and not self.accumulate):
+        if self.rounds == "flush" and self.max_slots is None and not self.accumulate:
             return sys.maxsize
         return self.max_slots or ops.default_threads() + (1 if self.accumulate else 2 * rule.buffer_size)
 
@@ -401,8 +383,6 @@ def known_on_arrival(rule: Rule) -> OnArrival:
     weigh, needs = rule.weigh, rule.needs
     if rule.calibrate.cached:
         why = f"{rule.name} replaces the rows that it caches by the vectors of a full buffer"
-    elif needs.passes:
-        why = f"{rule.name} has arrivals wait for the next pass"
     elif needs.products:
         why = f"{rule.name}'s come from the inner products of a full buffer"
     elif needs.rule_vectors:
@@ -430,7 +410,7 @@ def reads_in_place(rule: Rule, options: ServerOptions) -> bool:
     if options.accumulate or options.max_norm is not None or options.clip_norms is not None:
         return False
     needs = rule.needs
-    return not (needs.norms or needs.products or needs.passes or rule.calibrate.cached)
+    return not (needs.norms or needs.products or rule.calibrate.cached)
 
 
 def _lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:

@@ -13,20 +13,18 @@ from afflux.rules.rule import ClientId, Facts, Float64, Int64, Scalars
 #: GPU.
 Params = Any
 
-#: The outcome of a push. The first six are decided at its join, and are in the log.
+#: The outcome of a push. The first five are decided at its join, and are in the log.
 #:
 #:     joined       it is in the buffer, or in the round of `report`
 #:     replaced     as joined, and it has replaced an earlier arrival of the same client (duplicates="latest")
 #:     superseded   the buffer holds an arrival of this client from a newer version (duplicates="latest")
-#:     rejected     the buffer holds an arrival of this client (duplicates="reject"), or max_deferred arrivals wait
-#:                  for the next pass
+#:     rejected     the buffer holds an arrival of this client (duplicates="reject"), or the client has entered in this
+#:                  pass over all clients (gradient scheduling)
 #:     dropped      older than max_staleness
-#:     deferred     it waits for the next pass over all clients (gradient scheduling); if it is too old when that pass
-#:                  begins, it is dropped, and counted as dropped
 #:     empty        the client has trained on no examples (num_examples=0)
 #:     expired      its task is closed, or the base that its conversion needs is no longer held
 #:     faulty       an argument from the client is invalid (faults="record"); see Receipt.reason
-Decision = Literal["joined", "replaced", "superseded", "rejected", "dropped", "deferred"]
+Decision = Literal["joined", "replaced", "superseded", "rejected", "dropped"]
 Status = Literal[Decision, "empty", "expired", "faulty"]
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -153,10 +151,9 @@ class Receipt(NamedTuple):
     join: int | None  #: the number of this decision, from 0: its index in the log; None if it is not in the log
     step: int | None  #: the version that the arrival's step makes, unless the rule skips it; None if in no buffer
     report: Report | None  #: not None if this push completed a round
-    more: tuple[Report, ...] = ()  #: reports of rounds that were full as soon as their pass began (gradient scheduling)
     durable: int | None = None  #: the version whose commit contains this decision at the latest; None without a store,
     #: or if only checkpoint() and close() commit
-    reason: str = ""  #: the reason of an expired, empty or faulty push, and of one that max_deferred rejects
+    reason: str = ""  #: the reason of an expired, empty or faulty push, or that its client has entered in this pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,23 +184,18 @@ class Handed:
     """The replacement of a rule vector by `Server.set_rule_vector`. The vector itself is not kept."""
 
     name: str
-    overdue: int = 0  #: as `Cut.overdue`
 
 
 @dataclass(frozen=True, slots=True)
 class NewParams:
     """A version that `Server.set_params` has made. Params themselves are not kept."""
 
-    overdue: int = 0  #: as `Cut.overdue`
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The emptying of a buffer: by `flush` or `Server.step` (a step with its arrivals), or by `discard`."""
+    """The emptying of a buffer: by `flush` or `Server.step` (a step with its arrivals), `discard`, or `end_pass`."""
 
-    kind: Literal["flush", "discard"]
-    #: the number of waiting arrivals if a round was overdue, and could not be made before this entry; else 0
-    overdue: int = 0
+    kind: Literal["flush", "discard", "end_pass"]
     #: the number of the last joins before it that belong to the same `Server.step`, if they filled the buffer; else 0
     joins: int = 0
 
@@ -213,7 +205,6 @@ class Replaced:
     """The replacement of the rule by `Server.replace_rule`: at once, or when a buffer with arrivals is emptied."""
 
     config: Mapping[str, Any]  #: the new rule, as `Rule.to_config` gives it
-    overdue: int = 0  #: as `Cut.overdue`
 
 
 @dataclass(frozen=True, slots=True)

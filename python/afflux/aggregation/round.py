@@ -207,7 +207,6 @@ def freeze(
     reads_norms: bool,
 ) -> tuple[Arrivals, Int64]:
     """Return the facts about a buffer in canonical order for the rule, and the numbers of the joins."""
-    # The staleness is that of the join, except for arrivals that waited for the next pass.
     version = before.current.version
     client_ids, versions, staleness, num_examples, losses, norms, local_steps, joins = columns(ordered, version)
     facts: dict[str, Float64] = {}

@@ -16,7 +16,7 @@ from afflux.rules.rule import ClientId, Rule, Scalars
 
 
 class Participation(NamedTuple):
-    """Gradient scheduling: the clients that have entered in the current pass, and the arrivals that wait for the next.
+    """Gradient scheduling: the clients that have entered in the current pass.
 
     The decisions that follow append to `order`.
     """
@@ -24,12 +24,6 @@ class Participation(NamedTuple):
     num_clients: int
     order: list[ClientId]  #: the clients that have entered; those in the buffer are last
     entered: int  #: valid entries of `order`
-    queue: list[PendingArrival]  #: the arrivals that wait for the next pass
-
-    @classmethod
-    def of(cls, num_clients: int, order: list[ClientId], queue: list[PendingArrival]) -> "Participation":
-        """Return a pass in which these clients have entered, and these arrivals wait."""
-        return cls(num_clients, order, len(order), queue)
 
 
 class ServerState(Struct, frozen=True, eq=False):
@@ -60,10 +54,6 @@ class ServerState(Struct, frozen=True, eq=False):
     def filled(self) -> int:
         """The number of arrivals in the buffer."""
         return len(self.waiting)
-
-    def deferred(self) -> list[PendingArrival]:
-        """Return the arrivals that wait for the next pass."""
-        return [] if self.passes is None else self.passes.queue
 
     @property
     def total(self) -> Total | None:

@@ -23,7 +23,7 @@ Examples:
 BUDGET = "Most bytes of memory: sets max_slots and max_versions, or is an error, as in `Server(memory_budget=...)`."
 #: Arguments of `afflux.plan` and their flags.
 FLAGS = {"num_clients": "--clients"} | {
-    name: f"--{name.replace('_', '-')}" for name in ("dtype", "slot_dtype", "memory_budget", "max_deferred")
+    name: f"--{name.replace('_', '-')}" for name in ("dtype", "slot_dtype", "memory_budget")
 }
 
 
@@ -41,8 +41,6 @@ def add_to(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser.flag("--store", help="With the state on disk.")
     parser.flag("--gpu", help="With params on a GPU: memory is the GPU's.")
     parser.option("--rows-on", default="device", help="Where a server on a GPU keeps rows: device or host.")
-    text = "Most arrivals that wait for the next pass (gsgm); default 10 N."
-    parser.option("--max-deferred", type=at_least(0), help=text)
     parser.option("--memory-budget", type=int, help=BUDGET)
     parser.flag("--json", help="Print JSON.")
 
@@ -55,7 +53,7 @@ def plan(arguments: Namespace) -> None:
     (spec,) = parse_rules([arguments.rule], buffer_size=arguments.buffer, codec=arguments.codec)
     built = spec.build()
     with flag_names_in_errors(**FLAGS):
-        same = "dtype", "slot_dtype", "rows_on", "memory_budget", "max_deferred"
+        same = "dtype", "slot_dtype", "rows_on", "memory_budget"
         fields = {name: getattr(arguments, name) for name in same}
         fields |= {"num_clients": arguments.clients, "accumulate": arguments.streaming}
         places = {"store": arguments.store, "gpu": arguments.gpu}

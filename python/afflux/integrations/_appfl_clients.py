@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from afflux import BlockedError
 from afflux.aggregation.reports import Pulled
 from afflux.integrations._appfl_replies import Last
 from afflux.integrations._core import TrainingRun
@@ -62,9 +63,12 @@ class KnownClients:
         return clients[client]
 
     def assign(self, client: ClientId) -> Pulled:
-        """Record that the client trains from the newest version."""
+        """Return the newest version, and record that the client trains from it, unless it has entered in the pass."""
         self._run.cancel(client)
-        task = self._run.assign(client)
+        try:
+            task = self._run.assign(client)
+        except BlockedError:
+            return self._run.server.pull()
         self._run.sent(client, task)
         self._seen.add(client)
         if len(self._seen) >= self._run.concurrency:  # all clients that may train have had an assignment

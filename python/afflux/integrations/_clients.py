@@ -183,9 +183,18 @@ class Clients:
             others = f" and {len(new) - _MOST_NAMED} others" if len(new) > _MOST_NAMED else ""
             self.warn("No task goes to client %s%s: %s", names, others, reason)
 
-    def choose(self, count: int, busy: Collection[ClientId], now: float) -> list[ClientId]:
-        """Draw the addresses of at most `count` clients that are not busy and do not rest."""
+    def have_all_entered(self, entered: Collection[ClientId]) -> bool:
+        """Return whether the connected clients are those that have entered in a pass, and others that have failed."""
+        ids = [self.id_of(address) for address in self.there if address not in self._failures]
+        return bool(ids) and all(client in entered for client in ids)
+
+    def choose(
+        self, count: int, busy: Collection[ClientId], now: float, entered: Collection[ClientId] = ()
+    ) -> list[ClientId]:
+        """Draw the addresses of at most `count` clients that are not busy, do not rest, and have not entered."""
         idle = [address for address in self.there if address not in busy]
+        if entered:
+            idle = [address for address in idle if self.id_of(address) not in entered]
         if failures := self._failures:
             idle = [address for address in idle if address not in failures or now >= failures[address].until]
         most = count if self.select is None else len(idle)

@@ -36,7 +36,7 @@ Key = int | str
 #: JSON-able metrics of one reply, by name.
 Metrics = Mapping[str, Any]
 #: The statuses of replies that are part of a step, and of replies that are not.
-JOINED = ("joined", "replaced", "deferred")
+JOINED = ("joined", "replaced")
 NO_USE = ("faulty", "expired", "empty")
 
 
@@ -159,11 +159,20 @@ class TrainingRun:
         return {assigned.address for assigned in self.assignments.values()}
 
     def choose(self) -> list[ClientId]:
-        """Return addresses for new tasks: as many connected, idle clients as may train, without those that rest."""
+        """Return addresses for new tasks: as many connected, idle clients as may train, without those that rest.
+
+        If no client trains, and those that are there have entered in the pass, or have failed, the pass ends.
+        """
         free = self.concurrency - len(self.assignments)
-        enough = free >= min(self.settings.dispatch_size, self.concurrency)
+        if free < min(self.settings.dispatch_size, self.concurrency):
+            return []
         with self.untimed():  # the user may choose
-            return self.clients.choose(free, self.busy, self.clock()) if enough else []
+            entered = self.server.entered
+            if entered and not self.assignments and self.clients.have_all_entered(entered):
+                if (report := self.server.end_pass()) is not None:
+                    self._note(report)
+                entered = self.server.entered
+            return self.clients.choose(free, self.busy, self.clock(), entered)
 
     def assign(self, address: ClientId) -> Task:
         """Open a task of the newest version for the client at this address."""

@@ -141,7 +141,10 @@ class AffluxAggregator(BaseAggregator):
             self._clients.claim_first(client, own.round)
             receipt = self.run.receive(client, partial(self._trained, local_model, kwargs, known.size))
             if receipt is None:
-                self._log(f"the model of client {brief(client)} is of no version that it was sent in this run")
+                self._log(
+                    f"the model of client {brief(client)} is of no version that it was sent in this run, or the client "
+                    "had entered in the pass"
+                )
             else:
                 known.last, known.joined = own, known.joined or receipt.status in JOINED
                 if receipt.status in NO_USE:

@@ -109,15 +109,15 @@ class AffluxServer(StoredRounds):
         if self.server.options.flush_after is not None:
             self.training.close()
             raise AffluxError("[flgo] flush_after is in seconds, and FLGo's time is virtual")
-        self.buffered_clients = self._in_buffer
+        self.buffered_clients = self._blocked
         self.server.pull(out=self.model)
         self._idle = 0  # moments since a client has trained
         self.current_round = self.server.version + 1
 
     @property
-    def _in_buffer(self) -> set[ClientId]:
-        """Return the clients whose models wait for a step; FLGo draws none of them."""
-        return set(self.training.waiting().values())
+    def _blocked(self) -> set[ClientId]:
+        """Return the clients that FLGo may not draw: their models wait for a step, or they have entered in the pass."""
+        return {*self.training.waiting().values(), *self.server.entered}
 
     def iterate(self) -> bool:
         """Process one moment of FLGo's clock.
@@ -139,14 +139,14 @@ class AffluxServer(StoredRounds):
             )
         for client in self._dropped_selected_clients:
             self.training.drop(client, "it has dropped out")
-        self.buffered_clients = self._in_buffer
+        self.buffered_clients = self._blocked
         if self._dropped_selected_clients:
             self._require_some_of_use()
         return updated
 
     def _require_some_of_use(self) -> None:
         """Raise RuntimeError if all clients that FLGo may draw have failed repeatedly."""
-        self.training.clients.are(set(range(self.num_clients)) - self._in_buffer)
+        self.training.clients.are(set(range(self.num_clients)) - self._blocked)
         self.training.clients.require_some_of_use(self.training.clock())
 
     # Packages
@@ -202,9 +202,8 @@ class AffluxServer(StoredRounds):
         if receipt is not None and receipt.status in NO_USE:
             self._require_some_of_use()
         if receipt is not None and receipt.report is not None:
-            for report in (receipt.report, *receipt.more):
-                for name, value in report.metrics().items():
-                    output[f"step_{name}"].append(value)
+            for name, value in receipt.report.metrics().items():
+                output[f"step_{name}"].append(value)
             output["counts"] = self.training.counts
         return self.server.version > before
 

@@ -4,7 +4,7 @@ has `joined`.
 
 from afflux._engine import AffluxError, UnavailableError
 
-__all__ = ["AffluxError", "BusyError", "PlaneError", "StoreError", "UnavailableError"]
+__all__ = ["AffluxError", "BlockedError", "BusyError", "PlaneError", "StoreError", "UnavailableError"]
 
 AffluxError.__doc__ = """An argument of a call is invalid, or the call cannot be made now; a ValueError.
 
@@ -23,6 +23,10 @@ class ConfigError(AffluxError):
 
 class BusyError(AffluxError):
     """All slots are taken, or too many requests of handles wait: try again later."""
+
+
+class BlockedError(BusyError):
+    """The client has entered in this pass of gradient scheduling: it trains again in the next one."""
 
 
 class PlaneError(AffluxError):

@@ -176,7 +176,7 @@ class Needs:
             in `handed_in`.
         handed_in: the rule vectors that the user sets, with Server.set_rule_vector.
         scalars: names of the rule's own numbers, and their first values.
-        passes: gradient scheduling: a client enters once per pass over all N clients, later arrivals wait.
+        passes: gradient scheduling: a client enters once per pass over all N clients, later arrivals are rejected.
     """
 
     gram: bool = False

@@ -1,11 +1,10 @@
 """The decision about each push, and the round that the push completes, one after the other."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from functools import partial
 from logging import getLogger
 from threading import get_ident
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from afflux._engine import forks
 from afflux.aggregation.admission import Admission
@@ -36,11 +35,8 @@ class Batch(Protocol):
 
     held_back: int  #: as `Cut.joins`
 
-    def decided(self, begun: Sequence[Report]) -> Admission:
-        """Return a draft that has the decisions about all pushes; an error changes nothing. May be repeated.
-
-        `begun` are the reports of the overdue rounds that the step has begun.
-        """
+    def decided(self) -> Admission:
+        """Return a draft that has the decisions about all pushes; an error changes nothing. May be repeated."""
 
     def sweep(self, decided: Round | None) -> None:
         """Make the sweep of the round, if there is one that reads callers' arrays; an error changes nothing."""
@@ -142,15 +138,9 @@ class Aggregator:
 
     # Waiting
 
-    def when_idle(
-        self, op: str, action: Callable[[], _Result], *, overdue: bool = False, reports: list[Report] | None = None
-    ) -> _Result:
-        """Call `action` with the mutex, after the decided round and all terms were made.
-
-        With `overdue`, also after the overdue rounds, if they can be made; their reports are added to `reports`.
-        """
-        begun: list[Report] = [] if reports is None else reports
-        attempt = partial(self._when_idle, op, action, begun if overdue else None)  # no closure
+    def when_idle(self, op: str, action: Callable[[], _Result]) -> _Result:
+        """Call `action` with the mutex, after the decided round and all terms were made."""
+        attempt = partial(self._when_idle, op, action)  # no closure
         me, waits = get_ident(), self._waiting_for_idle
         try:
             waits.add(me)  # pushes leave no terms meanwhile
@@ -158,19 +148,13 @@ class Aggregator:
         finally:
             waits.discard(me)
         assert outcome is not None  # it was given no timeout
-        if begun:
-            self.report_steps()
         return outcome[0]
 
-    def _when_idle(self, op: str, action: Callable[[], _Result], begun: list[Report] | None) -> tuple[_Result] | None:
+    def _when_idle(self, op: str, action: Callable[[], _Result]) -> tuple[_Result] | None:
         self._check_open(op)
         self.check_storage()
         if self.admission.unfinished:
             return None
-        if begun is not None:
-            with suppress(Exception):  # a round that cannot be made waits in the state
-                if not self._begin_overdue(op, begun):
-                    return None
         return (action(),)
 
     def when_no_job_runs(self, action: Callable[[], None]) -> None:
@@ -243,7 +227,7 @@ class Aggregator:
         status, staleness, join, _, completed = decision
         if ticket.warning:
             getLogger("afflux").warning(ticket.warning)
-        begun, report = ticket.overdue, None
+        report = None
         if completed is not None:
             report = completed.report
             if self.norm_watch is not None:
@@ -251,10 +235,7 @@ class Aggregator:
             ticket.made_step = True
             ticket.decided[0] = (status, staleness, join, None, None)
             decision = completed = None  # the round holds versions of params
-            if self.admission.in_passes and not self.admission.replaying:
-                with suppress(Exception):  # not an error of this push: the next push raises it before it joins
-                    self._monitor.wait_for(lambda: self._overdue_begun(begun))
-        receipt = receipt_of(self.admission, ticket.pulled, (status, staleness, join), report, begun)
+        receipt = receipt_of(self.admission, ticket.pulled, (status, staleness, join), report)
         if status != "joined":
             self.drop_watch.see(status, pushed[0], receipt.reason)
         return receipt
@@ -265,8 +246,6 @@ class Aggregator:
         if not ticket.decided:
             if admission.closed or admission.failure:
                 self._check_open("push")
-            if admission.in_passes and not self._begin_overdue("push", ticket.overdue):
-                return None
             if pushed[1] < 0:
                 pushed = admission.counted(pushed)
             client_id, version, *_ = pushed
@@ -334,11 +313,7 @@ class Aggregator:
     def hand_in(self, name: str, vector: Vector) -> None:
         """Replace one of the rule's vectors."""
         admission, self.failed_late = self.admission, None
-        self.when_idle(
-            "set_rule_vector",
-            lambda: admission.hand_in({**admission.rule_vectors, name: vector}, name),
-            overdue=True,
-        )
+        self.when_idle("set_rule_vector", lambda: admission.hand_in({**admission.rule_vectors, name: vector}, name))
 
     def set_params(self, vector: Vector, buffers: Float64 | None, commit: Callable[[], None]) -> int:
         """Make a version of this vector, and of these buffers of the model; None: they do not change.
@@ -347,7 +322,7 @@ class Aggregator:
             Its number.
         """
         self.failed_late = None
-        return self.when_idle("set_params", partial(self._set_version, vector, buffers, commit), overdue=True)
+        return self.when_idle("set_params", partial(self._set_version, vector, buffers, commit))
 
     def _set_version(self, vector: Vector, buffers: Float64 | None, commit: Callable[[], None]) -> int:
         admission, plane = self.admission, self.plane
@@ -373,20 +348,25 @@ class Aggregator:
         return number
 
     def flush(
-        self, *, late: bool = False, wait: bool = True, batch: Batch | None = None, joins: int = 0
+        self,
+        *,
+        late: bool = False,
+        wait: bool = True,
+        batch: Batch | None = None,
+        joins: int = 0,
+        ends_pass: bool = False,
     ) -> Report | None:
-        """Make the overdue rounds, and then the round of the waiting arrivals and of those of a batch.
+        """Make the round of the waiting arrivals and of those of a batch; with `ends_pass` the last one of the pass.
 
         The arrivals of the batch and the round are one decision. `joins` is that of the log's entry, in a replay.
 
         Returns:
-            The report of the last round; None if no arrivals wait, if `late` and they have not waited long enough, or
-            if not `wait` and another thread must end its work, or release the mutex, first.
+            The report of the round; None if no arrivals wait, if `late` and they have not waited long enough, or if not
+            `wait` and another thread must end its work, or release the mutex, first.
         """
         not_now = None if wait else (None,)
-        op = "flush" if batch is None else "step"
+        op = "end_pass" if ends_pass else "flush" if batch is None else "step"
         prepared: Round | None = None
-        begun: list[Report] = []
 
         def attempt() -> tuple[Report | None] | None:
             nonlocal prepared
@@ -397,26 +377,20 @@ class Aggregator:
                 working = self._working()
                 if working or self.admission.round is not None:
                     return not_now if working else None
-                try:
-                    if not self._begin_overdue(op, begun):
-                        return not_now if self.admission.round is None else None
-                except Exception:
-                    if late and not self.admission.late:
-                        return (None,)
-                    raise
-                draft = self.admission if batch is None else batch.decided(begun)
+                draft = self.admission if batch is None else batch.decided()
                 makes = draft.filled and not (late and not draft.late)
                 if makes and not self._has_room():
                     return not_now
-                decided = self._prepared(op, draft.arrivals(), draft) if makes else None
+                decided = self._prepared(op, draft.arrivals(), draft, ends_pass=ends_pass) if makes else None
                 if batch is not None:
                     batch.sweep(decided)
-                if decided is not None:
-                    draft.cut("flush", decided, joins if batch is None else batch.held_back)
+                if decided is not None or (ends_pass and draft.entered):
+                    kind: Literal["flush", "end_pass"] = "end_pass" if ends_pass else "flush"
+                    draft.cut(kind, decided, joins if batch is None else batch.held_back)
                 if batch is not None:
                     batch.adopt(draft)
                 if decided is None:
-                    return (begun[-1] if begun else None,)
+                    return (None,)
                 prepared = decided
             return (prepared.report,) if self._has_ended(op, prepared) else None
 
@@ -454,15 +428,13 @@ class Aggregator:
 
     def report_steps(self) -> None:
         """Call on_step for the steps that were not reported yet. The caller must hold neither mutex nor slot."""
-        if self.admission.in_passes and self.admission.dropped_count:  # perhaps after a wait
-            self.drop_watch.see("dropped", None)
         if self._step_calls is not None and self.admission.unreported:
             self._step_calls.run()
 
     def replace_rule(self, rule: Rule, max_slots: int) -> bool:
         """Replace the rule, see `Admission.replace_rule`, and raise the limit of slots to `max_slots`."""
         config, self.failed_late = rule.to_config(), None
-        at_once = self.when_idle("replace_rule", partial(self._replace_rule, rule, config, max_slots), overdue=True)
+        at_once = self.when_idle("replace_rule", partial(self._replace_rule, rule, config, max_slots))
         self.notify_waiters()
         return at_once
 
@@ -478,50 +450,23 @@ class Aggregator:
         self.max_slots = max(self.max_slots, max_slots)
 
     def discard(self) -> int:
-        """Remove the waiting arrivals, after the overdue rounds if these can be made; return their number."""
+        """Remove the waiting arrivals; return their number."""
 
         def cut() -> list[PendingArrival]:
             admission = self.admission
-            return admission.cut("discard", None) if admission.filled or admission.deferred_count else []
+            return admission.cut("discard", None) if admission.filled else []
 
         # The arrivals are released without the mutex: that may run any code.
-        count = len(self.when_idle("discard", cut, overdue=True))
+        count = len(self.when_idle("discard", cut))
         self.notify_waiters()
         return count
 
-    def newest_version(self, begun: list[Report]) -> int:
-        """Return the newest version, after the overdue rounds if these can be made; add their reports to `begun`."""
-        return self.when_idle("push", lambda: self.admission.version, overdue=True, reports=begun)
-
-    def _begin_overdue(self, op: str, begun: list[Report]) -> bool:
-        """Decide the overdue rounds, one after the other; return False while one of them must be made.
-
-        Each decision that the log records comes after the rounds that are overdue, whichever push has left them.
-        Therefore the state alone determines these rounds, and they need no entry in the log.
-        """
-        while self.admission.overdue > self.admission.least_overdue:
-            if self.admission.round is not None or not self._has_room():
-                return False
-            prepared = self._prepared(op, self.admission.arrivals())
-            self.admission.cut("overdue", prepared)
-            begun.append(prepared.report)
-        making = self.admission.round
-        return not (begun and making is not None and making.report is begun[-1])
-
-    def _overdue_begun(self, begun: list[Report]) -> bool | None:
-        """Return True after the overdue rounds; None while one of them must be made.
-
-        Raises:
-            StoreError: the server is closed.
-            AffluxError: a step has written a value that is not finite.
-        """
-        self._check_open("push")
-        return self._begin_overdue("push", begun) or None
-
-    def _prepared(self, op: str, waiting: list[PendingArrival], draft: Admission | None = None) -> Round:
+    def _prepared(
+        self, op: str, waiting: list[PendingArrival], draft: Admission | None = None, *, ends_pass: bool = False
+    ) -> Round:
         """Return the round of these arrivals, after the decisions of the draft; an error changes nothing."""
         self.check_storage()
-        before = (draft or self.admission).before(len(waiting), self.slot_bytes)
+        before = (draft or self.admission).before(len(waiting), self.slot_bytes, ends_pass=ends_pass)
         decided = prepare(self.rule, before, waiting, self.plane, op)
         decided.saved = self.storage is None
         return decided

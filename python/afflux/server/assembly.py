@@ -47,7 +47,7 @@ def assemble(
     if codec is not None and clients is not None:
         rows = RowCache(plane.rows(), clients, options.seed)
     if rule.needs.passes and clients is not None:
-        passes = Participation.of(clients, [], [])
+        passes = Participation(clients, [], 0)
     state = ServerState(
         current=Pulled(plane.finish(draft), first_version, buffers),
         rule=rule,
@@ -66,7 +66,6 @@ def assemble(
         options.log,
         options.flush_after,
         on_step is not None,
-        options.max_deferred,
         options.fact_names(rule),
         options.rounds == "flush",
         options.accumulate,

@@ -5,7 +5,7 @@ from typing import Literal, NoReturn
 
 from afflux.aggregation.reports import Opened, Params, Pulled
 from afflux.arrays.layout import Tree
-from afflux.ops.errors import AffluxError
+from afflux.ops.errors import AffluxError, BlockedError
 from afflux.ops.validation import brief, flag, optional, plain_id, positive
 from afflux.rules.rule import ClientId
 from afflux.server import versions
@@ -129,6 +129,8 @@ def open_task(aggregator: Aggregator, adapter: InputAdapter, client: object, lea
 
     def opened() -> tuple[Opened, Pulled | None]:
         admission = aggregator.admission
+        if admission.has_entered(client_id):
+            raise BlockedError(f"[checkout] client {brief(client_id)} has entered in this pass: wait for the next one")
         now = admission.current
         if inplace:
             now = replace(now, params=aggregator.plane.copy(now.params, read_only=True))

@@ -1,6 +1,5 @@
 """The results of a decision about a push: its arrival, and its receipt."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,7 +48,6 @@ def receipt_of(
     pulled: int,
     decision: tuple[Decision, int, int],
     report: Report | None = None,
-    begun: Sequence[Report] = (),
 ) -> Receipt:
     """Return the receipt of a push.
 
@@ -58,7 +56,6 @@ def receipt_of(
         pulled: the version that the client pulled.
         decision: the status, the staleness, and the number of the join.
         report: that of the round that the arrival has completed.
-        begun: those of the overdue rounds that the push has begun.
     """
     status, staleness, join = decision
     makes = pulled + staleness + 1  # the version that the arrival's round makes
@@ -66,9 +63,8 @@ def receipt_of(
     step = makes if status in ("joined", "replaced") and not skipped else None
     durable = admission.durable_version(makes)
     version = admission.version
-    most = admission.max_deferred if status == "rejected" else None
-    reason = "" if most is None else f"{most} arrivals wait for the next pass (max_deferred)"
-    return tuple.__new__(Receipt, (status, staleness, version, join, step, report, tuple(begun), durable, reason))
+    reason = "has entered in this pass" if status == "rejected" and admission.in_passes else ""
+    return tuple.__new__(Receipt, (status, staleness, version, join, step, report, durable, reason))
 
 
 def count_without_arrival(admission: Admission, push: NoArrival, decided: list[Any] | None = None) -> Receipt:

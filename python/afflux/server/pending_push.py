@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.plane import Slot
-from afflux.aggregation.reports import Decision, Opened, Report, Status
+from afflux.aggregation.reports import Decision, Opened, Status
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Term
 from afflux.ops.errors import AffluxError, StoreError
@@ -50,7 +50,6 @@ class Ticket(Struct, eq=False):
     memory: Any = None  #: of a push of a step: the caller's own arrays (`afflux.server.inputs.Memory`)
     checking: bool = False  #: whether the client's arguments are being checked
     warning: str = ""  #: about many arrivals without a round; logged without the mutex
-    overdue: list[Report] = field(default_factory=list)  #: reports of the overdue rounds that the push has begun
 
 
 def add_joined(error: StoreError, *, joined: bool, subject: str = "the push has", it: str = "it") -> None:

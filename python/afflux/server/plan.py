@@ -34,7 +34,6 @@ class Plan:
         2 p d    params and the version being written (p d if inplace), and p d for each older version that a caller
                  still holds; the memory of released versions is used again
         s M d    the buffer, if one thread pushes; at most s max_slots d
-        s d      for each arrival that is deferred to the next pass, of at most max_deferred
         8 d      the sum of the rows, for rules that cache them, and for each client seen 4 d more (8 d, if slots are
                  float64), or what the rule's codec takes (`afflux.codecs`)
         p d      for each of `Server.rule_vectors`
@@ -122,11 +121,6 @@ def _plan(rule: Rule, d: int, settings: ServerOptions, *, store: bool, gpu: bool
     if most < sys.maxsize and most > waiting:
         spare = most - waiting
         working["other slots"] = Part(spare * slot, f"at most {spare} (max_slots), if others push meanwhile")
-    deferred = settings.max_deferred or 0
-    if deferred:
-        working["deferred"] = Part(
-            deferred * slot, f"at most {deferred} arrivals that wait for the next pass (max_deferred)"
-        )
     if not settings.inplace:
         versions = (max_versions or 2) - 1
         working["next params"] = Part(versions * size, f"the version being made, at most {versions} (max_versions)")
@@ -147,11 +141,11 @@ def _plan(rule: Rule, d: int, settings: ServerOptions, *, store: bool, gpu: bool
     facts = {"num_clients": clients, "dtype": dtype, "slot_dtype": slot_dtype, "accumulate": accumulate}
     shapes = shapes_of(rule.rule_vectors, rule.buffer_size, codec, d, **facts)
     if gpu:
-        numbers = _Numbers(clients, deferred, commit_every, 2, "a checkpoint keeps")
+        numbers = _Numbers(clients, commit_every, 2, "a checkpoint keeps")
         return Plan(memory, working, _disk(rule, d, codec, shapes, numbers), host)
     working.pop("next params", None)
     versions = max_versions or (2 if commit_every == 1 else 3)
-    numbers = _Numbers(clients, deferred, commit_every, versions, "a client holds")
+    numbers = _Numbers(clients, commit_every, versions, "a client holds")
     return Plan(buffer, working, _disk(rule, d, codec, shapes, numbers))
 
 
@@ -159,7 +153,6 @@ class _Numbers(NamedTuple):
     """The numbers on which the size of a store depends."""
 
     clients: int
-    deferred: int
     commit_every: int | None
     versions: int
     holder: str  #: of an older version
@@ -167,16 +160,15 @@ class _Numbers(NamedTuple):
 
 def _disk(rule: Rule, d: int, codec: Codec | None, shapes: Mapping[str, Shape], numbers: _Numbers) -> dict[str, Part]:
     """Return the parts on disk. Each array has as many segments as its slots need."""
-    clients, deferred, commit_every, versions, holder = numbers
+    clients, commit_every, versions, holder = numbers
     spare = clients if commit_every is None else min(clients, rule.buffer_size * commit_every)
-    waiting = rule.buffer_size + deferred if deferred else rule.buffer_size - 1  # a pass may begin with a full buffer
-    slots = {"params": versions, "rows": clients + spare, "arrivals": 2 * waiting}
+    slots = {"params": versions, "rows": clients + spare, "arrivals": 2 * (rule.buffer_size - 1)}
     if "total" in shapes:
         slots["arrivals"] = 0
     contents = {
         "params": f"{versions} versions, and one for each older one that {holder}",
         "rows": f"N = {clients:,} clients, and {spare:,} spare{_loss(codec, d)}",
-        "arrivals": "at most, by checkpoints amid a buffer" + (", with those deferred" if deferred else ""),
+        "arrivals": "at most, by checkpoints amid a buffer",
     }
     disk = {}
     for name, shape in shapes.items():

@@ -9,7 +9,7 @@ from afflux.rules.rule import ClientId
 #: The multiple of buffer_size from which on arrivals without a round are reported, and the factor to the next report.
 PATIENCE = 10
 #: The statuses of arrivals after which a buffer holds as many arrivals as before.
-WITHOUT_PROGRESS = ("replaced", "superseded", "rejected", "dropped", "deferred")
+WITHOUT_PROGRESS = ("replaced", "superseded", "rejected", "dropped")
 #: The statuses with which the work of a push is dropped, and the reasons of those that have no own one.
 DROPPED = {
     "superseded": "the buffer holds an arrival of this client from a newer version (duplicates='latest')",
@@ -70,8 +70,7 @@ def _cause(status: str, admission: Admission) -> str:
     if status == "dropped":
         return f"They are older than max_staleness={admission.max_staleness}"
     if admission.in_passes:
-        limit = f"; {admission.max_deferred} arrivals wait (max_deferred)" if status == "rejected" else ""
-        return f"A client enters once in a pass. Clients that have not entered yet: {admission.left_in_pass}{limit}"
+        return f"A client enters once in a pass. Clients that have not entered yet: {admission.left_in_pass}"
     return (
         f"A client has one place in a buffer (duplicates={admission.duplicates!r}): a round needs "
         f"{admission.rule.buffer_size} different clients"

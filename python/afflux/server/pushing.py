@@ -218,7 +218,7 @@ def _receive(receiver: PushReceiver, ticket: Ticket) -> Receipt:
         if ticket.reading:
             aggregator.reading.discard(ticket)
         aggregator.notify_waiters()
-        if ticket.made_step or ticket.overdue:
+        if ticket.made_step:
             aggregator.report_steps()
             clear_stored_frames()
         del receiver, aggregator
@@ -406,10 +406,6 @@ def _pulled(aggregator: Aggregator, ticket: Ticket, call: PushCall) -> int:
     else:
         pulled = ~_counted_staleness(client_id, call.staleness)  # `Admission.counted` replaces it at the join
     newest = aggregator.admission.version
-    if pulled > newest and aggregator.admission.in_passes:
-        ticket.checking = False
-        newest = aggregator.newest_version(ticket.overdue)  # a restart may have left rounds to make
-        ticket.checking = True
     if pulled > newest or (pulled < 0 and call.staleness is None):
         raise _no_such_version(client_id, pulled, newest)
     return pulled

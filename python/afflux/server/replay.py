@@ -66,14 +66,15 @@ def replay(
     firsts = _first_joins(entries)
     try:
         for entry in entries:
-            admission.expect_overdue(entry.overdue if isinstance(entry, Cut | Handed | NewParams | Replaced) else 0)
             if isinstance(entry, Join):
                 if entry.number in firsts:
-                    aggregator.newest_version([])  # makes the rounds that were overdue before the step
                     admission.set_replay(True, None, True)
                 _push(server, entry, vector(entry), None if buffers is None else buffers(entry))
             elif isinstance(entry, Cut):
-                _ = aggregator.flush(joins=entry.joins) if entry.kind == "flush" else aggregator.discard()
+                if entry.kind == "discard":
+                    aggregator.discard()
+                else:
+                    aggregator.flush(joins=entry.joins, ends_pass=entry.kind == "end_pass")
                 admission.set_replay(True, None, by_flush)
             elif isinstance(entry, Handed):
                 if rule_vector is None:
@@ -88,9 +89,6 @@ def replay(
             # Tasks need not be repeated, because the vectors are already converted.
     finally:
         admission.set_replay(False, flush_after, by_flush)
-        admission.expect_overdue(0)
-    if admission.overdue:
-        aggregator.newest_version([])
     return server
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -130,9 +129,6 @@ class Server(StepReceiver):
     ) -> "Server":
         """Return a server that continues from the last commit of a store, with the same bits.
 
-        If a pass of gradient scheduling (GSGM) has begun with a full buffer in the commit, its round is made first, as
-        the push that ended the pass would have made it.
-
         Args:
             path: the store's folder.
             rule: the rule of the stored server, possibly with other parameters. It must be given if the stored rule has
@@ -144,9 +140,9 @@ class Server(StepReceiver):
             plane: for a store of a server in shards, a new `ShardedPlane` with the same shards.
             fields: fields of `ServerOptions`; one that is not given has its stored value, and so has durability=None.
                 These may differ from the stored values: durability, commit_every, max_staleness, faults, max_slots,
-                max_deferred, max_versions, flush_after, max_abs, max_norm, clip_norms (not with
-                log=True), memory_budget. A warning says what changes, and from which version on; arrivals that wait
-                are not checked again. The next commit stores the new values.
+                max_versions, flush_after, max_abs, max_norm, clip_norms (not with log=True), memory_budget. A warning
+                says what changes, and from which version on; arrivals that wait are not checked again. The next commit
+                stores the new values.
 
         Raises:
             UnavailableError: `like` is on an unsupported GPU.
@@ -188,9 +184,6 @@ class Server(StepReceiver):
             server._adapter = replace(server._adapter, layout=layout, constants=constants)
             server.options = attached.options
             server.retained_versions, server._store = attached.retained_versions, store
-            if server._aggregator.admission.overdue:
-                with suppress(AffluxError):  # a round that cannot be made waits in the state
-                    server._aggregator.newest_version([])
         except BaseException:
             store.close()
             raise
@@ -298,6 +291,7 @@ class Server(StepReceiver):
 
         Raises:
             AffluxError: an argument has a wrong type or value.
+            BlockedError: the client has entered in this pass of gradient scheduling (GSGM).
 
         Cost: no array is copied, except with inplace; `Task.params` is a copy if the vectors are in shards.
 
@@ -406,16 +400,45 @@ class Server(StepReceiver):
 
     @clears_tracebacks
     def flush(self) -> Report | None:
-        """Make a step with the waiting arrivals, however few, and return its report; None if no arrivals wait.
-
-        If a pass has begun with a full buffer, its round comes first, and is the last one if no arrivals are left.
-        """
+        """Make a step with the waiting arrivals, however few, and return its report; None if no arrivals wait."""
         self._aggregator.enter("flush")
         return self._aggregator.flush()
 
     @clears_tracebacks
+    def end_pass(self) -> Report | None:
+        """End a pass of gradient scheduling (GSGM) whose other clients never come; all clients may enter again.
+
+        The waiting arrivals make the last round of the pass, as at its own end. If there are none, no round is made,
+        and the rounds of the pass count as the first ones of the next pass.
+
+        Returns:
+            The report of the round; None if no arrivals wait.
+
+        Raises:
+            AffluxError: the rule knows no passes; or as `flush`.
+
+        >>> import numpy as np
+        >>> from afflux import Server, rules
+        >>> server = Server(rules.gsgm(buffer_size=2), np.zeros(2), num_clients=9)
+        >>> task = server.checkout("ann")
+        >>> server.push(task=task, gradient=np.ones(2)).status
+        'joined'
+        >>> server.push(client="ann", version=0, gradient=np.ones(2)).reason
+        'has entered in this pass'
+        >>> server.end_pass().client_ids, server.checkout("ann").version
+        (('ann',), 1)
+        """
+        self._aggregator.enter("end_pass")
+        if not self.rule.needs.passes:
+            raise AffluxError(f"[end_pass] {self.rule.name} takes clients as they come: there is no pass to end")
+        return self._aggregator.flush(ends_pass=True)
+
+    @clears_tracebacks
     def discard(self) -> int:
-        """Remove the waiting arrivals, for example because the rule cannot weight them. Return their number."""
+        """Remove the waiting arrivals, for example because the rule cannot weight them. Return their number.
+
+        In a pass of gradient scheduling (GSGM), their clients may enter again.
+        """
         self._aggregator.enter("discard")
         return self._aggregator.discard()
 
@@ -443,14 +466,13 @@ class Server(StepReceiver):
 
     @property
     def arrivals_waiting(self) -> int:
-        """The number of arrivals in the buffer, fewer than M; M if a pass has begun with a full buffer."""
+        """The number of arrivals in the buffer, fewer than M."""
         return self._aggregator.admission.filled
 
     @property
     def waiting(self) -> dict[int, ClientId]:
-        """The clients of the arrivals that no round has used yet, by `Receipt.join`; with those of status deferred."""
-        state = self._state
-        return {arrival.join: arrival.client_id for arrival in (*state.waiting, *state.deferred())}
+        """The clients of the arrivals that no round has used yet, by `Receipt.join`."""
+        return {arrival.join: arrival.client_id for arrival in self._state.waiting}
 
     @property
     def joins(self) -> int:
@@ -473,8 +495,8 @@ class Server(StepReceiver):
         """The number of pushes by status, as in `counts`, since the last round was decided.
 
         It starts anew when a state is loaded or a store is opened. If 10 M of these arrivals have not filled the buffer
-        any further (`replaced`, `superseded`, `rejected`, `dropped`, `deferred`), one warning is logged (logger
-        "afflux"), with the numbers and the cause.
+        any further (`replaced`, `superseded`, `rejected`, `dropped`), one warning is logged (logger "afflux"), with
+        the numbers and the cause.
         """
         return self._aggregator.admission.counts_since_round
 
@@ -522,6 +544,11 @@ class Server(StepReceiver):
         return {*(() if rows is None else rows.client_ids), *entered}
 
     @property
+    def entered(self) -> set[ClientId]:
+        """The clients that have entered in the current pass (GSGM): `checkout` of these raises `BlockedError`."""
+        return set(self._aggregator.admission.entered)
+
+    @property
     @clears_tracebacks
     def rule_vectors(self) -> dict[str, ops.Array]:
         """Copies (d,) of the vectors that the rule keeps, by name. Waits for a step in progress."""
@@ -538,13 +565,13 @@ class Server(StepReceiver):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of params, M slots (or one slot and the sum), deferred arrivals, rule vectors, and the current rows.
+        """Bytes of params, M slots (or one slot and the sum), rule vectors, and the current rows.
 
         With rounds="flush", the slots are those of the waiting arrivals.
         """
         state, slot, size = self._aggregator.admission, self._aggregator.slot_bytes, self._aggregator.plane.size
         count = state.filled if self.options.rounds == "flush" else state.rule.buffer_size
-        buffered = (count + state.deferred_count) * slot
+        buffered = count * slot
         if self.options.accumulate:
             buffered = slot + 8 * size
         vectors = (1 + len(state.rule_vectors)) * ITEM_BYTES[self.options.dtype] * size
@@ -612,7 +639,7 @@ class Server(StepReceiver):
         """
         self._aggregator.enter("state_dict")
         save = partial(persistence.save_state, self._aggregator, self._adapter, self.options)
-        return self._aggregator.when_idle("state_dict", save, overdue=True)
+        return self._aggregator.when_idle("state_dict", save)
 
     @clears_tracebacks
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

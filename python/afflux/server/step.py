@@ -1,6 +1,6 @@
 """`Server.step`: the round of pushes that a caller has all at once."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,7 @@ class StepReceiver(PushReceiver):
                 of `push`, without timeout. Each vector has memory of its own. No other thread may write to the vectors
                 before the call returns. The round reads them where they are, without a copy, unless params are
                 on a GPU or in shards, or the rule or an option needs them first: inplace, accumulate, max_norm,
-                clip_norms, cached rows, norms, inner products, passes, a store that does not commit every version of a
+                clip_norms, cached rows, norms, inner products, a store that does not commit every version of a
                 rule with vectors. Norms of vectors that are not copied are NaN in the report.
             out: a flat vector or a tree like the server's, into which params (and buffers) are then copied.
 
@@ -202,7 +202,7 @@ class StepBatch:
         clear_tracebacks(error)
         return fault_of(error, ticket) if self._receiver.options.faults == "record" else None
 
-    def decided(self, begun: Sequence[Report]) -> Admission:
+    def decided(self) -> Admission:
         """Return a draft that has the decisions about all pushes; an error changes nothing. May be repeated."""
         aggregator = self._aggregator
         draft = aggregator.admission.draft()
@@ -214,7 +214,7 @@ class StepBatch:
             if not isinstance(intake, NoArrival):
                 assert intake is not None
                 try:
-                    fills, receipt = self._joined(draft, intake, push.ticket, () if joins else begun)
+                    fills, receipt = self._joined(draft, intake, push.ticket)
                 except ClientError as error:
                     intake = self._fault(error, push.ticket)
                     if intake is None:
@@ -228,9 +228,7 @@ class StepBatch:
         self.held_back = joins if held_back else 0
         return draft
 
-    def _joined(
-        self, draft: Admission, pushed: Pushed, ticket: Ticket, begun: Sequence[Report]
-    ) -> tuple[bool, Receipt]:
+    def _joined(self, draft: Admission, pushed: Pushed, ticket: Ticket) -> tuple[bool, Receipt]:
         """Decide about an arrival; return whether it fills the buffer, and its receipt."""
         aggregator, task_id = self._aggregator, None if ticket.task is None else ticket.task.task
         if task_id is not None and not draft.is_open(task_id):
@@ -245,7 +243,7 @@ class StepBatch:
         arrival, _ = arrival_of(draft, pushed, staleness, ticket, total)
         draft.record(status, arrival, None, task_id)
         decision: tuple[Decision, int, int] = status, staleness, arrival.join
-        return fills, receipt_of(draft, pushed[1], decision, None, [*ticket.overdue, *begun])
+        return fills, receipt_of(draft, pushed[1], decision)
 
     def sweep(self, decided: Round | None) -> None:
         """Make the sweep of the round, if there is one that reads callers' arrays; an error changes nothing."""

@@ -12,7 +12,7 @@ from afflux.store.segments import Place
 
 
 class StoredArrival(NamedTuple):
-    """An arrival in the buffer, or deferred to the next pass."""
+    """An arrival in the buffer."""
 
     join: int  #: the number of its join
     place: Place | None  #: the place of its vector; None if the vector is in a sum

@@ -53,8 +53,11 @@ class ServerFacts(_Facts, frozen=True):
 _REMOVED_OPTIONS = {"check_versions": False}
 
 
-class StoredOptions(_Facts, frozen=True):
-    """The options of a server that a store keeps; `ServerOptions` checks their values."""
+class StoredOptions(Struct, frozen=True):
+    """The options of a server that a store keeps; `ServerOptions` checks their values.
+
+    Further options that only afflux 0.1.0 had are not read.
+    """
 
     duplicates: str | None
     max_staleness: Count | None
@@ -69,7 +72,6 @@ class StoredOptions(_Facts, frozen=True):
     seed: Annotated[int, Meta(ge=0)]
     clip_norms: float | None
     facts: Annotated[list[str], Meta(max_length=MOST_FACTS)]
-    max_deferred: Count | None = None
     rounds: str = "full"  #: in stores of servers with rounds="flush"
 
 

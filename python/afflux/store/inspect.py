@@ -38,7 +38,7 @@ class Info:
     slot_dtype: str  #: of arrivals
     version: int  #: of the last commit
     joins: int  #: the number of decisions about pushes until the last commit
-    waiting: int  #: arrivals in the buffer, or deferred to the next pass
+    waiting: int  #: arrivals in the buffer
     counts: Mapping[str, int]  #: pushes by status
     shards: int  #: the number of shards of the vectors; 1: in one piece
     num_clients: int | None  #: N, if the rule needs it

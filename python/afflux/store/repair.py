@@ -181,7 +181,7 @@ class _Examination:
         times the largest norm. Each arrival replaces at most one row; adding up the rows here rounds once for each.
         """
         store, counts = self._store, self._store.committed.meta["counts"]
-        replaced, clients = counts["joined"] + counts["deferred"], store.clients
+        replaced, clients = counts["joined"], store.clients
         # The rows of a codec may be longer than the vectors, but no element is larger than the norm.
         longer = 1.0 if store.codec is None or store.codec.exact else sqrt(store.d)
         return float(replaced + clients) * 2.0**-53 * (clients + 2) / int(store.server["num_clients"]) * longer
@@ -350,8 +350,7 @@ def _commit_rest(store: StoreReader, examination: _Examination, health: Health) 
 
 def _without_arrivals(last: CommittedState, lost: Sequence[int]) -> tuple[dict[str, Any], list[StoredArrival]]:
     """Return the state's facts and the waiting arrivals, without the arrivals at these indices."""
-    filled = last.meta["filled"]
-    meta = {**last.meta, "filled": filled - sum(i < filled for i in lost)}
+    meta = {**last.meta, "filled": last.meta["filled"] - len(lost)}
     return meta, [waiting for i, waiting in enumerate(last.arrivals) if i not in lost]
 
 

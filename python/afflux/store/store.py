@@ -266,8 +266,7 @@ class Store:
         rows, counts = dict[ClientId, Place](), None
         if self.rows is not None:
             rows, counts = self.rows.changed_places(moves), self.rows.counts if moves is None else moves.counts
-        waiting = [*state.waiting, *state.deferred()]
-        slots = {w.join: w.slot for w in waiting if not isinstance(w.slot, Term)}
+        slots = {w.join: w.slot for w in state.waiting if not isinstance(w.slot, Term)}
         total = None if state.total is None else state.total.vectors[0]
         places = self.vectors.save(now.params, state.rule_vectors, total, slots, swept)
         if self._power:
@@ -295,7 +294,7 @@ class Store:
                 None if now.buffers is None else now.buffers.tobytes(),
                 self.notes,
                 {"params": places.params, **places.vectors, **retained},
-                [stored_arrival(arrival, places.arrivals.get(arrival.join)) for arrival in waiting],
+                [stored_arrival(arrival, places.arrivals.get(arrival.join)) for arrival in state.waiting],
                 rows,
                 lists,
                 facts={name: value for name, value in settings.items() if value != self._stored_settings[name]},

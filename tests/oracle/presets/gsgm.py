@@ -32,4 +32,4 @@ def bounds(before, buffer, after, decisions, dv, options):
 
 ROUNDS, BOUNDS, VECTORS = {"gsgm": gsgm}, {"gsgm": bounds}, {"gsgm": ("momentum", "pass_sum")}
 SCALARS, FIRES = {"gsgm": {"rounds_in_pass": 0.0}}, {"gsgm": {"pass ends"}}
-NOT_STREAMED = {"gsgm": "gsgm has arrivals wait for the next pass"}
+NOT_STREAMED = {"gsgm": "gsgm replaces its rule vectors (momentum, pass_sum) by the vectors of a full buffer"}

@@ -27,7 +27,7 @@ class GradientScheduling:
     """v = alpha * momentum + mean(g); after a pass, momentum = the mean of its rounds' directions v.
 
     GSGM (Li et al. 2020) with M gradients per step, as in the comparisons of WKAFL's authors. Each client enters once
-    per pass; its later arrivals wait for the next pass. The last buffer of a pass may be short.
+    per pass; then it is blocked until the pass ends. The last buffer of a pass may be short.
     """
 
     alpha: float = 0.1
@@ -55,6 +55,6 @@ def gsgm(*, buffer_size: int = 10, server_lr: Rate = 0.005, alpha: float = 0.1) 
     """x -= server_lr * (alpha * momentum + mean(g)); momentum is the mean of the last pass's directions.
 
     A client enters once per pass over all N clients (WKAFL section 6.1.2). State on the server: momentum and the sum
-    of the pass, 8 d bytes, and the arrivals that wait for the next pass. Sweeps: one.
+    of the pass, 8 d bytes. Sweeps: one.
     """
     return Rule("gsgm", "gradient", buffer_size, GradientScheduling(alpha), NONE, Sgd(server_lr))

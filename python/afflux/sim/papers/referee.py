@@ -63,8 +63,10 @@ NOTE = (
     "below .05, *level* if it is in the band, which does not show that the two are equal: most intervals are wider; "
     "else not decided. The pairs are not all independent: the five seeds of a condition have one tuned setting. *By "
     "arrivals*: over the last quarter of the arrivals. A run in which a client diverges counts as a guess, and is in "
-    "none of the columns from *time to 90%* on. The table does not show: other models, data and numbers "
-    "of clients; longer runs; what more trials would find; codecs of messages; faulty or hostile clients."
+    "none of the columns from *time to 90%* on. gsgm's runs are of an old form, in which a client that had entered in "
+    "a pass went on, and its arrivals waited for the next pass: with today's, which blocks the client, they are to be "
+    "made again. The table does not show: other models, data and numbers of clients; longer runs; "
+    "what more trials would find; codecs of messages; faulty or hostile clients."
 )
 
 

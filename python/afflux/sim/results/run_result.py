@@ -206,8 +206,8 @@ class RunResult(Evaluated):
     leader: str = ""  #: label of the rule from whose params the clients trained, if it is not this run's own
     #: Of each arrival, in the order of arrival; int64.
     clients: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    #: Number of arrivals by the server's decision: joined, replaced, superseded, rejected, dropped, deferred; or
-    #: faulty: the training has failed.
+    #: Number of arrivals by the server's decision: joined, replaced, superseded, rejected, dropped; or faulty:
+    #: the training has failed. In results of afflux 0.1.0 also deferred.
     decisions: dict[str, int] = field(default_factory=dict)
     #: Sums over rounds: weights by staleness, rejections by reason.
     totals: RoundTotals = field(default_factory=RoundTotals)

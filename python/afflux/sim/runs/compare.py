@@ -29,6 +29,7 @@ from afflux.sim.runs.run_checkpoint import StoredRun
 from afflux.sim.runs.simulation import simulate
 from afflux.sim.runs.workers import WorkerPool, Workers
 from afflux.sim.workload.config import IMAGES, SimConfig
+from afflux.sim.workload.selection import check_passes
 from afflux.sim.workload.task import Task
 
 _LOGGER = logging.getLogger("afflux")
@@ -95,10 +96,11 @@ def compare(
     if workers == "ray" and processes > 1:
         raise ConfigError("workers='ray' trains the clients of one run at a time on all CPUs: give no other processes")
     finished = {} if finished is None else finished
-    for job in jobs:
-        for spec in (job.spec, *job.followers):
-            spec.build()
     waiting, running = [index for index in range(len(jobs)) if index not in finished][:most], set[int]()
+    for index, job in enumerate(jobs):
+        for rule in [spec.build() for spec in (job.spec, *job.followers)]:
+            if index in waiting:
+                check_passes(rule, (job.config or config).selection)
 
     def end(index: int, make: Callable[[], list[RunResult]]) -> bool:
         """Add a finished run; return whether its process was killed."""

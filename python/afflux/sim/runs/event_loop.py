@@ -347,8 +347,12 @@ class SimulatedServer:
         )
         if self._validation is not None:
             self._validation.refresh()
-        self.record.add_arrival(event, start.version, receipt)
         arrivals = event.number + 1
+        # The clients' pass has ended; that of the server has not if the update of one of them was faulty.
+        if self.server.rule.needs.passes and arrivals % len(self._setup.population.clients) == 0:
+            report = self.server.end_pass()
+            receipt = receipt if report is None else receipt._replace(report=report)
+        self.record.add_arrival(event, start.version, receipt)
         if arrivals % config.eval_every == 0 or arrivals == config.arrivals:
             self._start_evaluation()
             self.add_evaluations(wait=config.stop_at_target)

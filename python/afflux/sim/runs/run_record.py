@@ -118,7 +118,7 @@ class RunRecord:
                 reason=fault or msgspec.UNSET,
             )
             log.write(line)
-        for report in () if receipt.report is None else (receipt.report, *receipt.more):
+        if (report := receipt.report) is not None:
             history.add_round(report, report.seconds)
             if log is not None:
                 log.write_round(report)

@@ -31,7 +31,7 @@ from afflux.sim.workload.ignored_settings import (
 )
 from afflux.sim.workload.inputs import input_digests, refuse_other_inputs
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from afflux.sim.workload.selection import Population, UniformSelection
+from afflux.sim.workload.selection import Population, UniformSelection, check_passes
 from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_examples, tuned_on_validation
 from afflux.sim.workload.task_registry import build_task, task_function
 
@@ -157,7 +157,8 @@ class SimulationSetup:
         )
 
     def check_rule(self, rule: Rule) -> None:
-        """Raise ConfigError if the rule needs facts, or validation data that the task lacks, or excludes clip_norms."""
+        """Raise ConfigError if the rule needs facts, validation data or another selection, or excludes clip_norms."""
+        check_passes(rule, self.config.selection)
         if rule.needs.facts:
             names = ", ".join(rule.needs.facts)
             raise ConfigError(f"{rule.name} needs facts of arrivals ({names}), which simulated clients do not push")

@@ -27,6 +27,7 @@ from afflux.sim.runs.run_record import UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import OF_PRESENCE, SimConfig
+from afflux.sim.workload.selection import BLOCKED
 from afflux.sim.workload.task import Task
 
 
@@ -137,7 +138,8 @@ def replay_config(log: AuditLog, data_dir: str | None = None, task: str | None =
         raise ConfigError(f"{log.path} has no complete arrival")
     config = replace(config, rounds=0, virtual_time=0.0, stop_at_target=False, compile=False, arrivals=arrivals)
     # The events are those of the log.
-    config = replace(config, **{name: getattr(SimConfig, name) for name in ("selection", *OF_PRESENCE)})
+    unread = OF_PRESENCE if config.selection == BLOCKED else ("selection", *OF_PRESENCE)
+    config = replace(config, **{name: getattr(SimConfig, name) for name in unread})
     return replace(config, data_dir=data_dir or config.data_dir)
 
 

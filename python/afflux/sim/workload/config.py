@@ -198,7 +198,7 @@ class SimConfig:
     )
     rounds: int = _setting(
         0,
-        "If not 0: stop after the arrival with which the server has made so many steps; gsgm makes several with one.",
+        "If not 0: stop after the arrival with which the server has made so many steps.",
     )
     virtual_time: float = _setting(0.0, "If not 0: stop before the first result that arrives later.")
     stop_at_target: bool = _setting(False, "Stop at the first evaluation that reaches the target.")

@@ -11,11 +11,14 @@ from afflux.ops.errors import ConfigError
 from afflux.ops.exact import log, pow
 from afflux.ops.validation import as_int, brief
 from afflux.rules.files import file_function, imports_beside, split_rule_name
+from afflux.rules.rule import Rule
 from afflux.rules.specs import read_law, read_options
 from afflux.sim.errors import note_on_errors
 from afflux.sim.workload.availability import check_range
 from afflux.sim.workload.random_streams import StreamPurpose
 
+#: The law for rules with gradient scheduling.
+BLOCKED = "blocked-until-pass-ends"
 #: Mean loss (None: not known, or not finite), steps, examples, and whether the training is faulty.
 Trained: TypeAlias = tuple[float | None, int, int, bool]
 
@@ -194,7 +197,7 @@ class OwnSelection(UniformSelection):
 
 SELECTIONS: Mapping[str, tuple[type[UniformSelection], Mapping[str, Any]]] = {
     "uniform": (UniformSelection, {}),
-    "blocked-until-pass-ends": (BlockedUntilPassEnds, {}),
+    BLOCKED: (BlockedUntilPassEnds, {}),
     "examples": (ByExamples, {}),
     "oort": (Oort, {}),
 }
@@ -208,6 +211,15 @@ def selection_law(text: str) -> UniformSelection:
     """
     own = text.partition(":")[0].endswith(".py")
     return OwnSelection(text) if own else read_law("selection", text, SELECTIONS)[0]
+
+
+def check_passes(rule: Rule, selection: str) -> None:
+    """Raise ConfigError if a rule takes each client once per pass, and the selection does not block a client."""
+    if rule.needs.passes and selection != BLOCKED:
+        raise ConfigError(
+            f"{rule.name} takes each client once per pass over all clients: give selection={BLOCKED}, which holds for "
+            "all rules of a comparison"
+        )
 
 
 def reads_results(text: str) -> bool:
