@@ -110,6 +110,14 @@ def test_errors_name_what_is_wrong(trees, weights, options, message):
         aggregate(trees, weights, **options)
 
 
+def test_a_counter_in_a_mean_of_means_drifts_by_the_numbers_of_the_docstring():
+    model = {"w": np.zeros(2), "steps": np.array(0), "exact": np.array(0.0)}
+    for _ in range(100):
+        aggregate([model, {name: array + 1 for name, array in model.items()}], [0.4, 0.6], model)
+    assert (int(model["steps"]), round(float(model["exact"]), 9)) == (100, 60.0)
+    assert "is 100 after 100 calls" in aggregate.__doc__
+
+
 def test_constants_must_be_equal_and_roles_can_be_given():
     trees = [{"w": np.ones(2) * k, "mask": np.array([[k]]), "own": np.ones(2) * k} for k in (1, 3)]
     with pytest.raises(AffluxError, match=r"trees\[1\]: .*mask differs from the server's, and is a constant"):

@@ -45,8 +45,10 @@ def aggregate(
         out: where the mean is written: arrays like those of a tree. It may be trees[0] itself, and must not overlap
             other trees. None: new arrays, of the library and the dtypes of trees[0].
         roles: as for `Layout.of`. Arrays are treated as by a server: statistics have the mean by the same weights (the
-            plain mean, if one is negative) and integers among them are rounded once; copied arrays are those of the
-            tree of the largest weight; constants must be equal; local arrays of `out` do not change.
+            plain mean, if one is negative), and integers among them are rounded in each call: a counter in an `out`
+            that is trees[0] of the next call, with weights .4 and .6, is 100 after 100 calls of replies that add 1,
+            in place of 60; an array of float64 counts to 60. Copied arrays are those of the tree of the largest weight;
+            constants must be equal; local arrays of `out` do not change.
         num_threads: the largest number of threads; None: all CPUs that this process may use.
 
     Returns:
