@@ -9,7 +9,7 @@ from math import inf, nan
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Join, Server
+from afflux import AffluxError, Join, Layout, Server
 from afflux.integrations._core import Trained, TrainingRun
 from afflux.integrations._server import weighs_by_examples
 from afflux.integrations._settings import RunSettings
@@ -122,7 +122,7 @@ def test_a_key_of_another_type_is_unknown():
 )
 def test_values_that_the_models_dtype_cannot_hold_are_refused(dtype, value, delta):
     model = {"w": np.zeros(3, np.float32), "n": np.zeros(2, dtype), "scalar": np.zeros((), "int16")}
-    run = TrainingRun(fedbuff(buffer_size=2), model, RunSettings(), num_clients=4)
+    run = TrainingRun(fedbuff(buffer_size=2), model, RunSettings(roles={"n": "statistic"}), num_clients=4)
     for client, n, status in ((1, value, "faulty"), (2, 1.0, "joined"), (3, 1.0, "joined")):
         run.sent("a", run.assign(client))
         arrays = {**model, "n": np.full(2, n)}
@@ -134,7 +134,8 @@ def test_values_that_the_models_dtype_cannot_hold_are_refused(dtype, value, delt
 
 def test_a_store_with_values_that_a_dtype_cannot_hold_opens(tmp_path):
     model = {"w": np.zeros(3, np.float16), "n": np.zeros(2, np.int32)}
-    server = Server(fedbuff(buffer_size=1), model, store=tmp_path / "store", faults="record")
+    layout = Layout.of(model, roles={"n": "statistic"})
+    server = Server(fedbuff(buffer_size=1), model, layout=layout, store=tmp_path / "store", faults="record")
     server.push(client=1, version=server.pull(), model={"w": np.full(3, -1e10), "n": np.full(2, 1e11)})
     server.close()
     run = TrainingRun(fedbuff(buffer_size=1), model, RunSettings(store=tmp_path / "store"), num_clients=4)

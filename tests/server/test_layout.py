@@ -294,7 +294,7 @@ def test_flax():
 
 def test_sequences_keep_their_places():
     weights = [np.ones(2), np.array([3, 4]), np.ones(1)]
-    layout = Layout.of(weights)
+    layout = Layout.of(weights, roles={"1": "statistic"})
     assert [field.name for field in layout.buffers] == ["1"]
     views = layout.views(np.arange(3, dtype=np.float32))
     assert views[1] is None
@@ -417,7 +417,7 @@ def test_flatten_into_a_slot():
 
 def test_load_at_the_ends_of_the_range():
     tree = [np.zeros(2, np.uint8), np.zeros(1, np.int64), np.zeros(2, bool), np.zeros(2, np.float16)]
-    layout = Layout.of(tree)
+    layout = Layout.of(tree, roles={"0": "statistic"})
     layout.load(tree, np.array([1e9, -0.0]), np.array([255.5 - 2**-30, -0.5, -(2.0**63), 1.5 - 2**-30, -0.5]))
     assert tree[0].tolist() == [255, 0]
     assert tree[1].tolist() == [-(2**63)]

@@ -170,7 +170,7 @@ def test_load_writes_nothing_when_it_refuses(bad, value, message):
     ],
 )
 def test_counters_beyond_their_range_are_refused(dtype, value, message, strided):
-    layout = Layout.of({"good": np.zeros(2), "bad": np.zeros(2, dtype)})
+    layout = Layout.of({"good": np.zeros(2), "bad": np.zeros(2, dtype)}, roles={"bad": "statistic"})
     tree = {"good": np.zeros(2), "bad": np.zeros(4, dtype)[::2] if strided else np.zeros(2, dtype)}
     with pytest.raises(AffluxError, match=rf"^\[layout\] bad is {dtype}, which {message}"):
         layout.load(tree, np.ones(2), np.array([1, value]))

@@ -76,6 +76,15 @@ def test_trainable_parameters_of_whole_models(form):
     assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
 
 
+def test_frozen_integers_are_not_trainable():
+    """Codes of a quantised model, also where they are the only parameter of their module."""
+    codes = torch.nn.Module()
+    codes.weight = torch.nn.Parameter(torch.ones(4, 1, dtype=torch.uint8), False)
+    codes.register_buffer("absmax", torch.ones(1))
+    layout = Layout.of(torch.nn.Sequential(codes, torch.nn.Linear(2, 1)), select="trainable")
+    assert [*layout.roles] == ["1.weight", "1.bias"]
+
+
 def test_only_what_is_selected_is_written():
     layout = Layout.of(adapted(), select="trainable")
     for form in ("module", "state_dict", "numpy", "selected alone", "more"):

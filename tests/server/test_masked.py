@@ -34,7 +34,7 @@ def test_a_push_refuses_it(vector):
 
 @pytest.mark.parametrize("name", ["w", "n"])
 def test_a_layout_names_it(name):
-    tree = {"w": np.ones(2), "n": np.array([1, 2])}
+    tree = {"w": np.ones(2), "n": np.array([True, False])}
     layout, out = Layout.of(tree), np.zeros(2, np.float32)
     bad = {**tree, name: masked(2, tree[name].dtype)}
     flatten = layout.flatten if name == "w" else lambda tree, _: layout.flatten_buffers(tree)

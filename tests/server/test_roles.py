@@ -87,6 +87,39 @@ def test_default_roles_of_a_module(caplog):
     ]
 
 
+def test_what_has_no_mean_is_not_averaged_by_default(caplog):
+    """Permutations, rotations, queues, states and keys of random generators; what is averaged is a line to paste."""
+    module = torch.nn.BatchNorm1d(2)
+    arrays = {
+        "perm": (torch.tensor([2, 0, 1]), "constant"),
+        "order": (torch.tensor([2, 0, 1]), "constant"),
+        "rotation_matrix": (torch.eye(2), "constant"),
+        "queue": (torch.eye(2), "local"),
+        "queue_ptr": (torch.zeros(1, dtype=torch.int64), "local"),
+        "rng_state": (torch.get_rng_state(), "local"),
+        "generator": (torch.get_rng_state(), "constant"),
+        "calls": (torch.tensor([3]), "statistic"),
+        "seen": (torch.tensor(1, dtype=torch.uint8), "statistic"),
+    }
+    for name, (array, _) in arrays.items():
+        module.register_buffer(name, array)
+    expected = {name: role for name, (_, role) in arrays.items()}
+    assert {name: Layout.of(module).roles[name] for name in arrays} == expected
+    integers = {name: array for name, array in module.state_dict().items() if name != "rotation_matrix"}
+    for tree in (integers, {name: array.numpy() for name, array in integers.items()}):
+        assert Layout.of(tree).roles == {name: role for name, role in Layout.of(module).roles.items() if name in tree}
+    keys = {"w": np.ones(2), "key": np.array([0, 1], np.uint32), "seeds": np.array([0, 2], np.uint32)}
+    keys["attention"] = {"key": np.ones(2)}
+    assert [*Layout.of(keys).roles.values()] == ["trained", "trained", "constant", "local"]
+    Server(fedbuff(), module)
+    (record,) = caplog.records
+    pasted = {"calls": "statistic", "seen": "statistic"}
+    assert record.levelname == "WARNING"
+    assert f"Layout.of(model, roles={json.dumps(pasted)})" in record.getMessage()
+    Server(fedbuff(), module, layout=Layout.of(module, roles=pasted))
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize(
     "rule", [fedavg(buffer_size=2), fedasync(alpha=0.5), fadas(buffer_size=2)], ids=lambda r: r.name
 )
@@ -383,7 +416,7 @@ def test_integer_parameters_are_constants_everywhere(form):
 def test_a_state_dict_does_not_tell_parameters_from_counters():
     """Only as long as its tensors are detached."""
     module = torch.nn.Linear(1, 1)
-    module.order = torch.nn.Parameter(torch.tensor([2, 0, 1]), False)
+    module.order = torch.nn.Parameter(torch.tensor([2]), False)
     found = {
         "module": Layout.of(module),
         "named_parameters": Layout.of(dict(module.named_parameters())),
@@ -394,7 +427,7 @@ def test_a_state_dict_does_not_tell_parameters_from_counters():
     roles = {name: layout.roles["order"] for name, layout in found.items()}
     assert roles == dict.fromkeys(found, "constant") | {"state_dict": "statistic"}
     server = Server(fedbuff(buffer_size=1), module.state_dict(), layout=found["declared"])
-    other = dict(module.state_dict()) | {"order": torch.tensor([0, 1, 2])}
+    other = dict(module.state_dict()) | {"order": torch.tensor([0])}
     with pytest.raises(AffluxError, match="order differs from the server's, and is a constant"):
         pushed(server, other)
 

@@ -89,6 +89,11 @@ def is_torch(array: Array) -> TypeGuard["torch.Tensor"]:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def is_parameter(array: Array) -> bool:
+    """Return whether the array is a parameter of a torch module, without importing torch."""
+    return is_torch(array) and isinstance(array, sys.modules["torch"].nn.Parameter)
+
+
 def all_own(values: Iterable[object]) -> bool:
     """Return whether the type of each value is np.ndarray, torch.Tensor or torch.nn.Parameter, and no other subclass.
     torch is not imported.

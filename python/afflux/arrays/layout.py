@@ -27,7 +27,7 @@ from afflux.arrays.interop import Array
 from afflux.arrays.libraries import is_keras, keras_variables
 from afflux.arrays.matching import Found, Matcher
 from afflux.arrays.modules import is_module, is_read_by_state_dict
-from afflux.arrays.roles import Roles, declared_names, named_buffers, require_averages, roles_of
+from afflux.arrays.roles import Roles, declared_names, named_buffers, require_averages, roles_of, unknown_statistics
 from afflux.arrays.selection import Select, selected
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import Dtype, brief, one_dtype_of, reads
@@ -86,6 +86,8 @@ class Layout:
     locals: tuple[Field, ...] = dataclasses.field(default=(), compare=False)
     #: further names of some of these arrays, as of tied weights. Equal copies may be pushed
     aliases: tuple[Alias, ...] = dataclasses.field(default=(), compare=False)
+    #: statistics by default whose names are not those of known statistics; none, if the layout is a store's
+    unknown_statistics: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
     #: the number of elements of the flat vector of parameters, d
     size: int = dataclasses.field(init=False, repr=False, compare=False)
     #: the number of elements of the statistics
@@ -176,7 +178,8 @@ class Layout:
             aside = {name for name in arrays if of_arrays[name] != "trained"}
             names = selected(arrays, aside, select)
             arrays = {name: array for name, array in arrays.items() if name in names}
-        require_averages(arrays, of_arrays, declared_names(walk, roles, buffer_names), most)
+        declared = declared_names(walk.leaves, roles, buffer_names)
+        require_averages(arrays, of_arrays, declared, most)
         fields, statistics, copied, constants, local_fields = places.fields_of(arrays, of_arrays)
         aliases = tuple(
             Alias(name, first) for name, first in walk.aliases.items() if of_arrays[name] == "alias" and first in arrays
@@ -184,7 +187,8 @@ class Layout:
         aliases += tuple(Alias(name, first, False) for name, first in walk.synonyms.items() if first in arrays)
         carried = arrays.keys() | {alias.name for alias in aliases}
         nesting = walk.node if select is None else trees.pruned(walk.node, carried)
-        return cls(fields, statistics, nesting, select is not None, copied, constants, local_fields, aliases)
+        unknown = tuple(unknown_statistics(arrays, of_arrays, declared))
+        return cls(fields, statistics, nesting, select is not None, copied, constants, local_fields, aliases, unknown)
 
     @property
     def roles(self) -> dict[str, Role]:

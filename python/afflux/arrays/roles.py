@@ -1,15 +1,16 @@
 """The role of each array of a model: as the caller declares it by patterns, else by its module, its name and dtype."""
 
-import sys
+import re
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from logging import getLogger
+from math import prod
 from typing import Any, cast
 
 import numpy as np
 
 from afflux.arrays.fields import ROLES, Role
-from afflux.arrays.interop import FLOATS, REAL, Array, is_torch, kind_of, label, on_host, type_of
+from afflux.arrays.interop import FLOATS, REAL, Array, is_parameter, is_torch, kind_of, label, on_host, type_of
 from afflux.arrays.modules import is_extra_state
 from afflux.arrays.selection import close_names
 from afflux.arrays.trees import Walk
@@ -23,6 +24,11 @@ Roles = Mapping[str, Role]
 
 #: The names of statistics in normalisation layers: torch's, and Keras'.
 STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked", "moving_mean", "moving_variance"})
+#: Roles of buffers, and of other arrays that are no floats, by a word of the array's name: their mean has no meaning.
+_ROLES_OF_WORDS: Roles = {
+    **dict.fromkeys(("queue", "queues", "rng", "rngs", "prng", "key", "keys"), "local"),
+    **dict.fromkeys(("perm", "perms", "permutation", "permutations", "rotation", "rotations"), "constant"),
+}
 #: Collections of flax.linen that each client has for itself.
 _OWN_COLLECTIONS = frozenset({"cache", "intermediates"})
 #: The largest magnitude of an integer up to which float64 holds all integers.
@@ -95,19 +101,29 @@ def named_buffers(buffers: Collection[str], leaves: Collection[str]) -> Collecti
     return buffer_names
 
 
-def declared_names(walk: Walk, roles: Roles | None, buffers: Collection[str] | None) -> set[str]:
+def declared_names(names: Collection[str], roles: Roles | None, buffers: Collection[str] | None = None) -> set[str]:
     """Return the names of the arrays whose role the caller has declared."""
     patterns = roles or {}
-    matches = {name for name in walk.leaves if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    matches = {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
     return matches | set(buffers or ())
 
 
-def log_unknown_statistics(names: Collection[str]) -> None:
-    """Log, in one line, the buffers that are averaged although their names are not those of known statistics."""
-    unknown = [name for name in names if not _is_mean(name.split("."))]
-    if unknown:
-        suffix = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-        _log.info("averaged as statistics: %s%s; Layout.of(roles=) declares others", ", ".join(unknown[:5]), suffix)
+def unknown_statistics(arrays: Collection[str], roles: Mapping[str, Role], declared: Collection[str]) -> list[str]:
+    """Return the names of statistics that are not `declared`, and are not the names of known statistics."""
+    names = [name for name in arrays if roles[name] == "statistic" and name not in declared]
+    return [name for name in names if not _is_mean(name.split("."))]
+
+
+def warn_of_means(names: Collection[str]) -> None:
+    """Log a warning, in one line, about statistics of unknown names, if there are any."""
+    if names:
+        line = ", ".join(f'"{name}": "statistic"' for name in names)
+        _log.warning(
+            "averaged as statistics: %s; Layout.of(model, roles={%s}) says so without this warning; for arrays without "
+            'a mean write "local", "constant" or "copied"',
+            ", ".join(names),
+            line,
+        )
 
 
 def _checked(roles: Any, walk: Walk) -> dict[str, Role]:
@@ -142,18 +158,24 @@ def _default(walk: Walk, name: str, array: Array, buffers: Collection[str] | Non
         return "local"
     is_float = type_of(name, array) in FLOATS
     declared = walk.declared.get(name)
-    if declared is None and not is_float and is_torch(array) and isinstance(array, sys.modules["torch"].nn.Parameter):
+    if declared is None and not is_float and is_parameter(array):
         declared = False  # in a dict of parameters
     if declared is False:
         trains = is_float or (is_torch(array) and array.requires_grad)
         return "trained" if trains else "constant"
     if _is_of_spectral_norm(walk, path):
         return "copied"
-    if declared or _is_mean(path):
+    if _is_mean(path):
         return "statistic"
-    if is_float or type_of(name, array) not in REAL:
+    if not declared and is_float:
+        return "local" if path[-1] == "queue" else "trained"  # a MoCo's, in a state_dict
+    words = re.split("[^a-z]+", path[-1].lower())
+    role = next((_ROLES_OF_WORDS[word] for word in words if word in _ROLES_OF_WORDS), None)
+    if role is not None:
+        return role
+    if not declared and type_of(name, array) not in REAL:
         return "trained"
-    return "constant" if _is_table(name, array) else "statistic"
+    return "constant" if _is_table(name, array, declared=bool(declared)) else "statistic"
 
 
 def _is_mean(path: list[str]) -> bool:
@@ -161,12 +183,15 @@ def _is_mean(path: list[str]) -> bool:
     return path[-1] in STATISTICS or "batch_stats" in path or any(part.endswith("_ema") for part in path[:-1])
 
 
-def _is_table(name: str, array: Array) -> bool:
-    """Return whether integers outside of a module are codes, indices or a mask rather than counters: they have two
-    dimensions or more, or they are torch's and of another dtype than int64, the dtype of its counters.
+def _is_table(name: str, array: Array, *, declared: bool) -> bool:
+    """Return whether an array of a module or of another tree has codes, indices, bytes or a mask rather than a counter:
+    integers of more than one element; outside of modules also integers and bools of two dimensions or more, and torch's
+    integers of one dimension and another dtype than int64, the dtype of its counters.
     """
-    coded = is_torch(array) and len(array.shape) == 1 and type_of(name, array) not in ("bool", "int64")
-    return coded or len(array.shape) > 1
+    kind, shape = type_of(name, array), array.shape
+    if not declared and (len(shape) > 1 or (is_torch(array) and len(shape) == 1 and kind not in ("bool", "int64"))):
+        return True
+    return kind not in FLOATS and kind != "bool" and prod(shape) > 1
 
 
 def _is_of_spectral_norm(walk: Walk, path: list[str]) -> bool:

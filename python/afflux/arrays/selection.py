@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from afflux.arrays.interop import Array, is_torch
+from afflux.arrays.interop import Array, is_parameter, is_torch
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_text, brief, reads
 
@@ -49,7 +49,8 @@ def _trainable(arrays: Mapping[str, Array], buffers: Collection[str]) -> frozens
     Without the buffers of modules all of whose own parameters are frozen.
     """
     trained = {name for name, array in arrays.items() if not is_torch(array) or array.requires_grad}
-    frozen = {_owner(name) for name in arrays.keys() - buffers} - {_owner(name) for name in trained - set(buffers)}
+    buffers = {name for name in buffers if name in trained or not is_parameter(arrays[name])}  # others are integers
+    frozen = {_owner(name) for name in arrays.keys() - buffers} - {_owner(name) for name in trained - buffers}
     return frozenset(trained | {name for name in buffers if _owner(name) not in frozen})
 
 

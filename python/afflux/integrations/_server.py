@@ -11,6 +11,7 @@ from afflux.aggregation.admission import MOST_BASES
 from afflux.aggregation.options import Options
 from afflux.aggregation.reports import Report
 from afflux.arrays.interop import on_host
+from afflux.arrays.roles import Roles, declared_names
 from afflux.integrations._settings import RunSettings, refuse_options
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
@@ -47,7 +48,7 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
         try:
             _require_model(server, model, store)
             if settings.roles is not None:
-                _require_roles(server, model, store)
+                _require_roles(server, model, settings.roles, store)
             refuse_options(server.options.faults, server.options.inplace)
         except BaseException:
             server.close(checkpoint=False)
@@ -77,10 +78,12 @@ def _require_model(server: Server, layout: Layout, store: object) -> None:
         raise AffluxError(f"{message}: {brief(first)} is {there} there, and {here} in initial arrays")
 
 
-def _require_roles(server: Server, layout: Layout, store: object) -> None:
-    """Check that arrays have the same roles in the server of a store as in this layout."""
-    before = {} if server.layout is None else server.layout.roles
+def _require_roles(server: Server, layout: Layout, declared: Roles, store: object) -> None:
+    """Check that arrays of declared roles have them in the server of a store, too."""
+    before, names = {} if server.layout is None else server.layout.roles, declared_names(layout.roles, declared)
     for name, role in layout.roles.items():
+        if name not in names:
+            continue
         stored_role = before.get(name, role)
         if stored_role != role and "alias" not in (stored_role, role):  # which name is an alias depends on the order
             message = (

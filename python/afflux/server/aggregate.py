@@ -1,6 +1,7 @@
 """`aggregate`: the mean of models or updates, without a server."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import chain
 from sys import float_info
 from typing import Any
@@ -13,7 +14,7 @@ from afflux.aggregation.statistics import mixed_buffers
 from afflux.arrays.fields import write_all
 from afflux.arrays.interop import FLOATS, first_beyond, is_same, is_torch, kind_of, readable_copy
 from afflux.arrays.layout import Layout, Tree
-from afflux.arrays.roles import Roles
+from afflux.arrays.roles import Roles, warn_of_means
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.exact import ordered_sum
 from afflux.ops.validation import a_thread_count, optional, unreadable
@@ -21,6 +22,7 @@ from afflux.rules.rule import Float64
 from afflux.server.inputs import InputAdapter, Memory, is_tree, require_own_memory, within
 
 Array = ops.Array
+_warn_once = cache(warn_of_means)
 
 
 def aggregate(
@@ -77,6 +79,7 @@ def aggregate(
     threads = ops.threads(optional(a_thread_count)("aggregate", "num_threads", num_threads), "aggregate")
     numbers = _shares(weights, len(inputs))
     layout = Layout.of(inputs[0], roles=roles)
+    _warn_once(layout.unknown_statistics)
     adapter, _ = InputAdapter.of(inputs[0], "update", threads, layout)
     if adapter.plane.gpu is not None:
         raise UnavailableError(f"[aggregate] trees is on {adapter.plane.gpu}: use a Server")

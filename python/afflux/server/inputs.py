@@ -32,7 +32,6 @@ from afflux.arrays.libraries import children, is_keras, rebuilder
 from afflux.arrays.likeness import Like
 from afflux.arrays.matching import Found
 from afflux.arrays.modules import has_attribute, is_module
-from afflux.arrays.roles import log_unknown_statistics
 from afflux.ops.errors import AffluxError, PlaneError, StoreError, UnavailableError
 from afflux.ops.validation import MOST_ELEMENTS, as_text, brief, raise_if_from_signal, reads, unreadable
 from afflux.rules.rule import Float64, Kind, Rule
@@ -79,7 +78,6 @@ class InputAdapter:
         if is_tree(params):
             layout = layout or Layout._of(params, most=most)
             layout._require_parameters("[Server] params")
-            log_unknown_statistics([field.name for field in layout.buffers])
             constants = layout._constants_of(params)
             rebuild = None if layout.partial else rebuilder(params, layout._first_names)
             intake = cls(kind, layout, layout.size, num_threads, LocalPlane(), constants=constants, rebuild=rebuild)

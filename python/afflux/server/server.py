@@ -15,6 +15,7 @@ from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Report
 from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
+from afflux.arrays.roles import warn_of_means
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import ITEM_BYTES
 from afflux.ops.validation import MOST_COUNT, a_thread_count, brief, integer, is_function, optional, path_of, positive
@@ -102,6 +103,8 @@ class Server(StepReceiver):
         options = options_of("Server", options, fields).for_rule(rule)
         folder = None if store is None else path_of("Server", "store", store)
         self._adapter, parts = InputAdapter.of(params, rule.kind, push_threads, layout, options.limits.max_abs)
+        if self._adapter.layout is not None:
+            warn_of_means(self._adapter.layout.unknown_statistics)
         if plane is not None:
             self._adapter = self._adapter.moved_to(plane)
         options = persistence.for_place(rule, self._adapter, options, folder)

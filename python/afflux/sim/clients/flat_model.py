@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from glob import escape
 from typing import Any
 
@@ -239,4 +240,5 @@ def tree_of(flat: FlatModel) -> tuple[dict[str, Any], Layout]:
     fields = (*layout.fields, *layout.buffers, *layout.copied)
     arrays = {field.name: tensors[field.name].detach().cpu().clone() for field in fields}
     copied: dict[str, Role] = {escape(field.name): "copied" for field in layout.copied}
-    return arrays, Layout.of(arrays, buffers=[field.name for field in layout.buffers], roles=copied)
+    of_arrays = Layout.of(arrays, buffers=[field.name for field in layout.buffers], roles=copied)
+    return arrays, replace(of_arrays, unknown_statistics=layout.unknown_statistics)
