@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-
 namespace py = pybind11;
 
 namespace afflux::python {
@@ -232,8 +231,8 @@ py::object Ledger::faults() const {
 py::object Ledger::snapshot(const State& state, std::int64_t logged, std::int64_t events) const {
   py::object passes = py::none();
   if (state.passes)
-    passes = tuple_of<3>(classes_.passes, {integer(state.passes->num_clients), state.passes->order,
-                                           integer(state.passes->entered)});
+    passes = tuple_of<3>(classes_.passes,
+                         {integer(state.passes->num_clients), state.passes->order, integer(state.passes->entered)});
   const std::array<py::object, 17> values = {state.current,
                                              state.rule,
                                              state.rows.cache,
@@ -434,8 +433,7 @@ py::object Ledger::join(py::handle pushed, py::handle staged_row, py::handle tas
   Dropped dropped;  // released without the mutex
   {
     const Held mutex(*lock_);
-    if (!mutex || !lock_->is_quiet() || closed_ || !is_none(failure_) || pulled < 0)
-      return py::none();
+    if (!mutex || !lock_->is_quiet() || closed_ || !is_none(failure_) || pulled < 0) return py::none();
     const auto found = outcome(client, pulled);
     if (!found || found->first != kJoined || (!by_flush_ && fills_buffer())) return py::none();
     if (!has_room() && !contains(now_.rows.slots, client)) return py::none();

@@ -61,8 +61,8 @@ constexpr std::size_t kMostFaults = 1000;
 
 // The texts that decisions contain. Created with the module, never freed.
 struct Texts {
-  std::array<pybind11::str, kStatuses> statuses{"joined",   "replaced", "superseded", "rejected", "dropped",
-                                                "empty",    "expired",  "faulty",     "refused"};
+  std::array<pybind11::str, kStatuses> statuses{"joined", "replaced", "superseded", "rejected", "dropped",
+                                                "empty",  "expired",  "faulty",     "refused"};
   pybind11::str pushed{"pushed"}, nothing{""};
   pybind11::tuple empty;  // no reports, and no facts
   pybind11::int_ zero{0};

@@ -44,8 +44,8 @@ void bind_ledger(py::module_& module) {
     };
   });
   py::class_<Ledger> type(module, "Ledger", py::module_local(), collected);
-  type.def(py::init<const py::tuple&, const std::string&, std::optional<std::int64_t>, std::optional<double>,
-                    bool, bool, bool, bool, std::int64_t>(),
+  type.def(py::init<const py::tuple&, const std::string&, std::optional<std::int64_t>, std::optional<double>, bool,
+                    bool, bool, bool, std::int64_t>(),
            py::arg("classes"), py::arg("duplicates"), py::arg("max_staleness"), py::arg("flush_after"),
            py::arg("by_flush"), py::arg("log"), py::arg("reporting"), py::arg("accumulates"), py::arg("max_bases"));
   type.def(py::init<Ledger&>(), py::arg("begun"), py::keep_alive<1, 2>());

@@ -6,9 +6,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from afflux.integrations._appfl_clients import KnownClients
 from afflux.integrations._core import Trained, TrainingRun
 from afflux.integrations._settings import RunSettings
-from afflux.rules import fedasync, fedbuff
+from afflux.rules import fedasync, fedbuff, gsgm
 from core_runs import MODEL, Clock, OutOfMemory, run_of, trained
 
 
@@ -166,3 +167,16 @@ def test_the_slowest_reply_is_known():
     assert run.slowest == 5.0
     run.note_duration(start=1.0)
     assert run.slowest == 7.0
+
+
+def test_a_client_of_appfl_that_has_entered_gets_the_newest_model_without_a_task():
+    run = run_of(gsgm(buffer_size=1), num_clients=2, client_lr=0.1, local_steps=1)
+    known = KnownClients(run)
+    for client, version in ((1, 0), (1, 1), (2, 1), (1, 2)):
+        known.of(client)
+        assert known.assign(client).version == version
+        is_blocked = client in run.server.entered
+        assert (client in run.assignments) is not is_blocked
+        assert (run.receive(client, trained) is None) is is_blocked
+    assert run.counts["unknown"] == 1
+    assert (run.server.version, run.server.entered) == (3, {1})

@@ -307,10 +307,15 @@ SERVER = {
         "const bool at_once = true;",
         "test_replace_rule.py",
     ),
-    "rule: one that waits is in force after the next buffer only": (
-        "is_none(now_.next_rule) ? now_.buffer_size : now_.next_buffer_size",
-        "now_.buffer_size",
+    "rule: the next one has the buffer size of the one before": (
+        "    now_.buffer_size = now_.next_buffer_size;\n",
+        "",
         "test_replace_rule.py",
+    ),
+    "passes: the clients of discarded arrivals stay blocked": (
+        "if (now_.passes) now_.passes->leave(filled());",
+        "",
+        "test_passes.py",
     ),
     "store: the rule is that of the server's first commit": (
         "if self._newest is None or self._newest[0] is not rule:",
