@@ -17,7 +17,7 @@ namespace afflux::python {
 
 bool Ledger::may_take_in() const {
   return intake_ && lock_->may_enter() && !closed_ && is_none(failure_) && tasks_.next_deadline() == HUGE_VAL &&
-         !late() && !now_.rows.reads_ahead;
+         !now_.rows.reads_ahead;
 }
 
 // Copies the vector of a push into a slot, and returns the facts of the push. Returns None for a push that is left to

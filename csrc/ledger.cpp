@@ -219,7 +219,6 @@ py::object Ledger::entered() const {
   return owned(PyList_GetSlice(now_.passes->order.ptr(), 0, PyList_GET_SIZE(now_.passes->order.ptr())));
 }
 
-py::object Ledger::flush_after() const { return flush_after_ ? real(*flush_after_) : py::none(); }
 py::object Ledger::max_staleness() const { return object_of(max_staleness_); }
 
 py::object Ledger::faults() const {
@@ -666,10 +665,8 @@ void Ledger::attach(py::handle commit_every) {
   stored_ = true;
 }
 
-void Ledger::replay(py::handle replaying, py::handle flush_after, py::handle by_flush) {
-  const std::optional<double> seconds = optional_of<double>(flush_after);
+void Ledger::replay(py::handle replaying, py::handle by_flush) {
   replaying_ = is_set(replaying);
-  flush_after_ = seconds;
   by_flush_ = is_set(by_flush);
 }
 

@@ -181,7 +181,7 @@ class Ledger {
   void use_slots(pybind11::handle pools) {
     if (intake_) intake_->pools = pybind11::tuple(pools_of(pools));
   }
-  void replay(pybind11::handle replaying, pybind11::handle flush_after, pybind11::handle by_flush);
+  void replay(pybind11::handle replaying, pybind11::handle by_flush);
   void close() { closed_ = true; }
 
   void open_task(pybind11::handle opened, pybind11::handle id, pybind11::handle version, pybind11::handle holds,
@@ -236,11 +236,9 @@ class Ledger {
   std::int64_t left_in_pass() const { return now_.passes ? now_.passes->left() : 0; }
   pybind11::object pass_clients() const;
   pybind11::object entered() const;
-  double since() const { return now_.since; }
   bool late() const;
   bool replaying() const { return replaying_; }
   bool by_flush() const { return by_flush_; }
-  pybind11::object flush_after() const;
   pybind11::object max_staleness() const;
   bool unreported() const { return !unreported_.empty(); }
   pybind11::object faults() const;

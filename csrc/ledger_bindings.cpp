@@ -112,11 +112,9 @@ void bind_ledger(py::module_& module) {
   add_attribute<&Ledger::left_in_pass>(type, "left_in_pass");
   add_attribute<&Ledger::pass_clients>(type, "pass_clients");
   add_attribute<&Ledger::entered>(type, "entered");
-  add_attribute<&Ledger::since>(type, "since");
   add_attribute<&Ledger::late>(type, "late");
   add_attribute<&Ledger::replaying>(type, "replaying");
   add_attribute<&Ledger::by_flush>(type, "by_flush");
-  add_attribute<&Ledger::flush_after>(type, "flush_after");
   add_attribute<&Ledger::max_staleness>(type, "max_staleness");
   add_attribute<&Ledger::unreported>(type, "unreported");
   add_attribute<&Ledger::faults>(type, "faults");

@@ -54,6 +54,12 @@ def test_equal_weights_are_equal():
     assert lacks.counts["joined"] == 1
 
 
+def test_a_late_step_is_made_after_a_push():
+    own = aggregator(rule="fedbuff", K=9, server_options={"flush_after": 1e-9})
+    own.aggregate(1, moved(own.get_parameters(client_id=1), 1.0))
+    assert own.server.version == 1
+
+
 @pytest.mark.parametrize(
     ("configs", "message"),
     [

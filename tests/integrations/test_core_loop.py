@@ -34,7 +34,7 @@ def test_the_loop_notes_each_step_once():
 
 @pytest.mark.parametrize("hook", ["step_done", "evaluate"])
 def test_a_step_becomes_due_while_another_one_is_noted(hook):
-    """What is evaluated as a version is that version, and the last one is the result: `pull` makes due steps."""
+    """What is evaluated as a version is that version, and the last one is the result."""
 
     class Slow(Echo):
         def note(self, name):
@@ -59,6 +59,22 @@ def test_a_step_becomes_due_while_another_one_is_noted(hook):
         assert len(versions) == len(transport.evaluated), "each once"
         assert {step for step, _ in transport.steps} | {0} == versions.keys()
         assert (loop.result.version, float(loop.result.params[0])) == transport.evaluated[-1]
+
+
+def test_steps_are_late_also_where_replies_come_in_each_turn():
+    class Busy(Echo):
+        turns = 0
+
+        def replies(self, keys):
+            replies = super().replies(keys)
+            assert replies
+            self.turns += 1
+            assert self.turns < 10, "no step"
+            return replies
+
+    transport = Busy()
+    run = looped(transport, 3, fedbuff(buffer_size=100), server_options={"flush_after": 1e-9})
+    assert ([step for step, _ in transport.steps], run.server.version) == ([1, 2, 3], 3)
 
 
 def test_the_loop_logs_steps_and_counts(tmp_path, caplog):

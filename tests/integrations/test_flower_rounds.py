@@ -78,7 +78,7 @@ def test_a_step_that_no_reply_completes_is_noted():
     steps = sorted(models)
     assert (steps[0], steps[-1] >= 5) == (0, True)
     assert (flat(result.arrays) == models[steps[-1]]).all()
-    with_metrics = set(result.train_metrics_clientapp)  # a step beside the note of another has its metrics there
+    with_metrics = set(result.train_metrics_clientapp)
     assert with_metrics
     assert with_metrics <= set(steps[1:])
 

@@ -1,4 +1,4 @@
-"""flush_after: a step with the arrivals that have waited for too long, made by the next call."""
+"""flush_after: a step with the arrivals that have waited for too long, made by the next `poll`."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from afflux import AffluxError, Cut, Server, StoreError, replay
 from afflux.aggregation.round import Round
 from afflux.rules import ca2fl, fadas, fedbuff, gsgm, zenopp
-from afflux.server.versions import reading
 from conftest import bits
-from inside import aggregator_of, monitor_of, mutex_of, rounds_of, stopped_clock, store_of
+from inside import aggregator_of, mutex_of, stopped_clock, store_of
 
 D = 5
 CLIENTS = 9
@@ -54,7 +53,6 @@ CALLS = {
     "push": lambda server: push(server, 8),
     "checkout": lambda server: server.checkout(8),
     "tasks": lambda server: server.tasks,
-    "poll": lambda server: server.poll(),
     "pull": lambda server: server.pull(),
     "params": lambda server: server.params,
     "pull(out)": lambda server: server.pull(out=vector()),
@@ -64,26 +62,20 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_first_makes_the_step_that_is_late(clock, call):
+def test_only_poll_makes_the_step_that_is_late(clock, call):
     seen = []
     server = Server(fedbuff(buffer_size=5), vector(0.0), flush_after=10, on_step=seen.append)
     push(server, 1, 1.0)
     clock.now += 6
     push(server, 2, 3.0)
     clock.now += 4
-    CALLS[call](server)  # ten seconds are not longer than ten seconds
-    assert server.version == 0
+    assert server.poll() is None  # ten seconds are not longer than ten seconds
     clock.now += 0.5
-    result = CALLS[call](server)
-    assert server.version == 1
-    assert [report.client_ids[:2] for report in seen] == [(1, 2)]
-    if call == "poll":
-        assert result is seen[0]
-        assert server.poll() is None
-    if call == "push":
-        assert (result.staleness, result.report, server.arrivals_waiting) == (1, None, 1)
-    if call == "checkout":
-        assert result.version == 1
+    CALLS[call](server)
+    assert (server.version, seen) == (0, [])
+    assert server.poll() is seen[0]
+    assert (server.version, seen[0].client_ids[:2]) == (1, (1, 2))
+    assert server.poll() is None
 
 
 def test_the_time_counts_from_the_first_arrival_in_the_buffer(clock):
@@ -141,44 +133,8 @@ def test_a_rule_that_pulls_while_a_late_step_is_decided(clock):
     server = Server(replace(fedbuff(buffer_size=5), weigh=weigh), vector(0.0), flush_after=10)
     push(server)
     clock.now += 11
-    assert server.pull().version == 1
+    assert server.poll().version == 1
     assert pulled == [0]
-
-
-class Pulling:
-    """An array that pulls while it is read."""
-
-    shape = (D,)
-
-    def __init__(self, server):
-        self.server, self.pulled = server, []
-
-    def __dlpack_device__(self):
-        return (1, 0)
-
-    def __dlpack__(self, **options):
-        self.pulled.append(self.server.pull().version)
-        return vector().__dlpack__(**options)
-
-
-def test_an_array_that_pulls_while_its_push_reads_a_version(clock):
-    """No step can be made as long as the push reads, since there is no version to write: the pull does not wait."""
-    server = Server(fedbuff(buffer_size=5), vector(0.0), flush_after=10, max_versions=2)
-    first = server.pull()
-    push(server)
-    server.flush()
-    second = server.pull()
-    array = Pulling(server)
-    waiting = server.checkout(7)  # its params are pulled while its task is loaded
-    push(server)
-    clock.now += 11
-    assert aggregator_of(server).plane.full
-    with reading(aggregator_of(server)):
-        assert server.pull().version == 1
-    assert server.arrivals_waiting == 1
-    assert server.push(client=3, version=second, model=array).status == "joined"
-    assert set(array.pulled) == {1}
-    assert (first.version, waiting.version) == (0, 1)
 
 
 def test_pulls_do_not_wait_for_the_step_of_another_thread(clock, monkeypatch):
@@ -203,13 +159,12 @@ def test_pulls_do_not_wait_for_the_step_of_another_thread(clock, monkeypatch):
         assert other.result().version == 1
 
 
-@pytest.mark.parametrize("moment", ["before", "amid"])
-def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock, monkeypatch, moment):
-    """It holds the mutex `before` the late step, or `amid` it: for the round after the one that pull makes."""
+def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock):
+    """It holds the mutex."""
     started, go_on, slow = Event(), Event(), Event()
 
     def weigh(arrivals):
-        if slow.is_set() and "other" in arrivals.client_ids:
+        if slow.is_set():
             started.set()
             assert go_on.wait(30)
         return np.ones(len(arrivals))
@@ -218,28 +173,14 @@ def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock, monkeypat
     push(server, "first")
     slow.set()
     with ThreadPoolExecutor(1) as threads:
-        if moment == "before":
-            others = [threads.submit(push, server, "other")]
-            assert started.wait(30)
-            clock.now += 11
-            assert (server.pull().version, server.arrivals_waiting) == (0, 1)
-        else:
-            run, others = rounds_of(server), []
-
-            def then(job):
-                run(job)
-                if not others:  # the version is made, and not published
-                    job.driver = None
-                    others.extend(threads.submit(push, server, name) for name in ("third", "other"))
-                    assert started.wait(30)
-
-            monkeypatch.setattr(monitor_of(server), "_run", then)
-            clock.now += 11
-            assert (server.pull().version, server.arrivals_waiting) == (1, 1)
-        assert not all(other.done() for other in others)
+        other = threads.submit(push, server, "other")
+        assert started.wait(30)
+        clock.now += 11
+        assert (server.pull().version, server.arrivals_waiting) == (0, 1)
+        assert not other.done()
         go_on.set()
-        assert [other.result(30).status for other in others] == ["joined"] * len(others)
-    assert server.version == (1 if moment == "before" else 2)
+        assert other.result(30).status == "joined"
+    assert server.version == 1
 
 
 def test_an_interrupt_of_a_late_step_leaves_the_mutex_free(clock, monkeypatch):
@@ -250,7 +191,7 @@ def test_an_interrupt_of_a_late_step_leaves_the_mutex_free(clock, monkeypatch):
     push(server)
     clock.now += 11
     with pytest.raises(KeyboardInterrupt):
-        server.pull()
+        server.poll()
     assert not mutex_of(server).locked()
     assert server.discard() == 1
 
@@ -267,30 +208,7 @@ def test_a_round_that_was_interrupted_does_not_hold_up_a_late_step(clock, monkey
             push(server, 1)
     assert push(server, 2).status == "joined"
     clock.now += 11
-    assert server.pull().version == 2
-
-
-def test_a_step_that_cannot_be_made_is_tried_once(clock):
-    tries = []
-
-    def weigh(arrivals):
-        tries.append(len(arrivals))
-        raise ValueError("no weights")
-
-    server = Server(replace(fedbuff(buffer_size=5), weigh=weigh), vector(0.0), flush_after=10)
-    push(server)
-    clock.now += 11
-    for _ in range(5):
-        server.pull()
-    assert tries == [1]
-    push(server, 1)  # what it depends on has changed
-    server.pull()
-    assert tries == [1, 2]
-    with pytest.raises(ValueError, match="no weights"):
-        server.poll()
-    assert server.replace_rule(replace(server.rule, name="fedbuff")) is False
-    server.pull()
-    assert (tries, server.arrivals_waiting) == ([1, 2, 2, 2], 2)
+    assert server.poll().version == 2
 
 
 def test_none_waits_for_a_full_buffer(clock):
@@ -310,7 +228,7 @@ def test_arrivals_in_a_sum(clock):
     assert server.params.tolist() == [2.0] * D
 
 
-def test_a_step_that_cannot_be_made_raises_in_poll_alone(clock):
+def test_a_step_that_cannot_be_made_raises(clock):
     """Zeno++ has no validation gradient yet."""
     server = Server(replace(zenopp(), buffer_size=3), vector(0.0), flush_after=10)
     push(server, 1)
@@ -408,9 +326,7 @@ def test_a_replay_makes_the_same_steps_without_a_clock(moves, name):
         clock = Clock(set_time)
         server = fresh()
         for move, *facts in moves:
-            since, late = aggregator_of(server).admission.since, aggregator_of(server).admission.late
-            assert late == (server.arrivals_waiting > 0 and clock.now - since > 10)
-            before = server.version
+            late, before = aggregator_of(server).admission.late, server.version
             if move == "wait":
                 clock.now += facts[0]
             elif move == "push":
@@ -424,8 +340,10 @@ def test_a_replay_makes_the_same_steps_without_a_clock(moves, name):
                 _ = server.tasks
             else:
                 getattr(server, move)()
-            if late and move in ("push", "poll", "flush", "checkout", "tasks"):
+            if late and move in ("poll", "flush"):
                 assert server.version > before
+            if move in ("checkout", "tasks"):
+                assert server.version == before
         again = fresh()
 
         def pushed(join):

@@ -271,7 +271,7 @@ class Keeping:
     """Weights of 1, and an error that each of its functions catches and keeps."""
 
     def __init__(self):
-        self.errors, self.fails = [], False
+        self.errors = []
 
     def _keep(self):
         try:
@@ -281,9 +281,6 @@ class Keeping:
 
     def __call__(self, arrivals):
         self._keep()
-        if self.fails:
-            self.fails = False
-            raise self.errors[-1]
         return np.ones(len(arrivals))
 
     def on_arrival(self, staleness, num_examples, norm):
@@ -311,21 +308,6 @@ def test_errors_that_a_rule_catches_and_keeps(accumulate):
     finally:
         gc.enable()
     assert weigh.errors
-
-
-def test_errors_of_late_steps_that_a_rule_keeps():
-    """Of steps that a pull makes, whose errors it does not raise."""
-    weigh = Keeping()
-    server = Server(own(weigh, 2), np.zeros(D, np.float32), max_slots=2, max_versions=2, flush_after=1e-9)
-    gc.disable()
-    try:
-        for version in range(1, 4):
-            weigh.fails = True
-            pushed(server, 0)
-            assert server.pull().version == version - 1
-            assert pushed(server, 1).version == version
-    finally:
-        gc.enable()
 
 
 #: A call of each public method that raises; no frame of these functions holds the server.
@@ -384,7 +366,7 @@ def raised():
 
 
 @pytest.mark.parametrize("place", ["weigh", "on_step", "log"])
-@pytest.mark.parametrize("call", ["push", "flush", "step", "poll", "pull"])
+@pytest.mark.parametrize("call", ["push", "flush", "step", "poll"])
 def test_errors_that_functions_of_the_user_keep_hold_no_server(place, call, caplog):
     """The frames above such a function are those of a call that has returned."""
     errors = []
@@ -401,7 +383,7 @@ def test_errors_that_functions_of_the_user_keep_hold_no_server(place, call, capl
             own(weigh if place == "weigh" else Failing(), 2),
             np.zeros(D, np.float32),
             on_step=None if place == "weigh" else on_step,
-            flush_after=1e-9 if call in ("poll", "pull") else None,
+            flush_after=1e-9 if call == "poll" else None,
         )
     ]
     server, aggregator = weakref.ref(box[0]), weakref.ref(aggregator_of(box[0]))

@@ -9,9 +9,8 @@ from afflux import AffluxError, Server
 from afflux.aggregation.local_plane import LocalPlane
 from afflux.rules import fedbuff
 from afflux.server import checkout
-from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
-from inside import aggregator_of, monitor_of
+from inside import monitor_of
 
 D = 4
 
@@ -172,12 +171,9 @@ def test_a_flush_waits_until_a_conversion_is_done(call, monkeypatch):
             assert go.wait(60)
         return ingest(adapter, what, parts, slot, conversion, *others)
 
-    aggregator_of(server).admission.set_replay(False, None, False)
     server.push(client="bob", version=1, update=ones())
-    aggregator_of(server).admission.set_replay(False, 1e-9, False)
     monkeypatch.setattr(InputAdapter, "ingest", slow)
     slow_push = threading.Thread(target=lambda: server.push(task=task, model=ones()))
-    monkeypatch.setattr(Aggregator, "flush_late", lambda aggregator: None)
     slow_push.start()
     assert begun.wait(60)
     made = []

@@ -327,11 +327,6 @@ SERVER = {
         "  if (decided == nullptr) return;",
         "test_flush_after.py",
     ),
-    "flush_after: a replay flushes by its own clock": (
-        "admission.set_replay(True, None, by_flush)\n    firsts",
-        "admission.set_replay(True, flush_after, by_flush)\n    firsts",
-        "test_flush_after.py",
-    ),
     "step: the log does not say that its joins have filled the buffer": (
         "self.held_back = joins if held_back else 0",
         "self.held_back = 0",
@@ -346,16 +341,6 @@ SERVER = {
         "conversion, parts.shapes, beside)",
         "conversion)",
         "test_layout_matching.py",
-    ),
-    "pull: late steps are not made": (
-        "                aggregator.flush_late()\n            if out is None:",
-        "                pass\n            if out is None:",
-        "test_flush_after.py",
-    ),
-    "flush_after: a late step that cannot be made is tried in every call": (
-        "if not self.admission.late or self.failed_late ==",
-        "if not self.admission.late or False ==",
-        "test_flush_after.py",
     ),
     "state: encoded rows are taken as they are": (
         "sound = codec.exact or ",
@@ -372,11 +357,6 @@ SERVER = {
         "ops.Combine(slots, weights, 0.0)",
         "test_streaming_threads.py",
     ),
-    "flush_after: an interrupted round holds up a late step": (
-        "return not_now if working else None",
-        "return not_now",
-        "test_flush_after.py",
-    ),
     "streaming: a buffer without a step is waited for": (
         "return slot is None or admission.round is None",
         "return slot is None",
@@ -391,11 +371,6 @@ SERVER = {
         "                    frame.clear()",
         "                    pass",
         "test_stored_errors.py",
-    ),
-    "pull: a late step waits for another thread's weigh part": (
-        "self._monitor.wait_for(attempt) if wait else self._monitor.run_at_once(attempt)",
-        "self._monitor.wait_for(attempt)",
-        "test_flush_after.py",
     ),
     "load: vectors stay beyond the limit of slots": (
         "if uncounted and not aggregator.accumulate:",

@@ -110,13 +110,9 @@ class ServerOptions:
         accumulate: add arrivals to one float64 sum instead of buffering M vectors: at once, or, where several threads
             push, together with the next arrivals. For rules whose weights are known on arrival; `duplicates` must not
             be "latest".
-        flush_after: seconds. When the first arrival in the buffer has waited longer, the next call of `push`, `pull`,
-            `checkout` or `poll`, or the next read of `params`, `tasks`, `rows` or `rule_vectors`, first makes a step
-            with the waiting arrivals, as `flush` does. `poll` waits until the step is made, returns its report, and
-            raises if it cannot be made; the other calls then continue without the step. Calls that save or change the
-            server (`state_dict`, `checkpoint`, `replace_rule`, ...) make no such step. The server has no thread of its
-            own: call `poll` from time to time if clients may be silent. `Server.open` starts the time again.
-            None: a buffer waits until it is full.
+        flush_after: seconds. When the first arrival in the buffer has waited longer, the next `poll` makes a step with
+            the waiting arrivals, as `flush` does. No other call does, and the server has no thread of its own: call
+            `poll` from time to time. `Server.open` starts the time again. None: a buffer waits until it is full.
         max_abs: a vector with an element of a larger magnitude, after the conversion, is refused like one with a NaN,
             because one client could otherwise damage params and moments permanently. Default 1e15 if params are
             float32, 1e150 if they are float64; at most 1e30 or 1e300. If a rule's numbers could make vectors within the

@@ -78,7 +78,6 @@ class Exchange:
     def _pull(self, server: Server, task: str | None) -> None:
         aggregator = server._aggregator
         aggregator.enter("pull")
-        aggregator.flush_late()
         with reading(aggregator):
             self._show(server, task)  # a round that waits for the end of this block finds the version released
 

@@ -120,8 +120,8 @@ class Loop:
             RuntimeError: all clients fail.
         """
         server = self.training.server
-        if server.version == 0 and (newest := server.pull()).version == 0:  # `pull` may make a step that is due
-            self.transport.evaluate(newest)
+        if server.version == 0:
+            self.transport.evaluate(server.pull())
         while server.version < last:
             self.send_out()
             self.take_replies(last)
@@ -196,9 +196,9 @@ class Loop:
                 self._note_step(last)
         if training.expire(now) or not replies:  # messages that could not be sent are failures, too
             training.clients.require_some_of_use()
-        if not replies:
+        if training.server.version < last:
             training.poll()
-        self._note_step(last)  # also a step that `flush_after` has made
+        self._note_step(last)
         if not replies:
             self.transport.wait(training.settings.poll_interval)
 
@@ -210,10 +210,10 @@ class Loop:
 
     def _note_newest(self, last: int) -> None:
         before, settings = self._noted, self.training.settings
-        newest = self.training.server.pull()  # may make a further step: that is the one to note
+        newest = self.training.server.pull()
         step = self._noted = newest.version
         text, report = str(self.transport.step_done(step, self.training.take_metrics())), self.training.report
-        if report is not None and report.version == step:  # else `flush_after` made the step beside a call
+        if report is not None and report.version == step:
             text += f" staleness: mean {report.staleness.mean():.1f}, largest {report.staleness.max()}"
         self.transport.logger.info("[STEP %d] %s", step, text)
         if is_due(settings.evaluate_every, before, step) or step >= last:

@@ -149,6 +149,7 @@ class AffluxAggregator(BaseAggregator):
                 known.last, known.joined = own, known.joined or receipt.status in JOINED
                 if receipt.status in NO_USE:
                     self._require_some_of_use(receipt.reason)
+            self.run.poll()
             self._note_step()
             # In virtual time, get_parameters determines the version that a client trains from.
             return self._copy_of(self.server.pull() if "virtual_time" in kwargs else self._clients.assign(client))

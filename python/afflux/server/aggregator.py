@@ -9,7 +9,6 @@ from typing import Any, Literal, Protocol, TypeVar
 from afflux._engine import forks
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
-from afflux.aggregation.frames import clear_stored_frames
 from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.plane import DataPlane, Slot, Vector
 from afflux.aggregation.reports import Pulled, Receipt, Report
@@ -17,7 +16,6 @@ from afflux.aggregation.round import Round, prepare
 from afflux.aggregation.streaming import Term, Total
 from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.units import ITEM_BYTES
-from afflux.ops.validation import raise_if_from_signal
 from afflux.rules.rule import Float64, Rule
 from afflux.server.concurrency import Monitor
 from afflux.server.decisions import RoundStorage, arrival_of, receipt_of
@@ -73,7 +71,6 @@ class Aggregator:
         self.reading: set[Ticket] = set()  #: tickets of calls that read a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
-        self.failed_late: tuple[int, float] | None = None  #: `number` and `since` at a failed `flush_late`
         mutex = admission.mutex
         self._monitor = Monitor[Round | Total](mutex, self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = plane.alone
@@ -312,7 +309,7 @@ class Aggregator:
 
     def hand_in(self, name: str, vector: Vector) -> None:
         """Replace one of the rule's vectors."""
-        admission, self.failed_late = self.admission, None
+        admission = self.admission
         self.when_idle("set_rule_vector", lambda: admission.hand_in({**admission.rule_vectors, name: vector}, name))
 
     def set_params(self, vector: Vector, buffers: Float64 | None, commit: Callable[[], None]) -> int:
@@ -321,7 +318,6 @@ class Aggregator:
         Returns:
             Its number.
         """
-        self.failed_late = None
         return self.when_idle("set_params", partial(self._set_version, vector, buffers, commit))
 
     def _set_version(self, vector: Vector, buffers: Float64 | None, commit: Callable[[], None]) -> int:
@@ -348,23 +344,15 @@ class Aggregator:
         return number
 
     def flush(
-        self,
-        *,
-        late: bool = False,
-        wait: bool = True,
-        batch: Batch | None = None,
-        joins: int = 0,
-        ends_pass: bool = False,
+        self, *, late: bool = False, batch: Batch | None = None, joins: int = 0, ends_pass: bool = False
     ) -> Report | None:
         """Make the round of the waiting arrivals and of those of a batch; with `ends_pass` the last one of the pass.
 
         The arrivals of the batch and the round are one decision. `joins` is that of the log's entry, in a replay.
 
         Returns:
-            The report of the round; None if no arrivals wait, if `late` and they have not waited long enough, or if not
-            `wait` and another thread must end its work, or release the mutex, first.
+            The report of the round; None if no arrivals wait, or if `late` and they have not waited long enough.
         """
-        not_now = None if wait else (None,)
         op = "end_pass" if ends_pass else "flush" if batch is None else "step"
         prepared: Round | None = None
 
@@ -374,13 +362,12 @@ class Aggregator:
                 self._check_open(op)
                 self.check_storage()
                 # Waiting terms are added with those of the round.
-                working = self._working()
-                if working or self.admission.round is not None:
-                    return not_now if working else None
+                if self._working() or self.admission.round is not None:
+                    return None
                 draft = self.admission if batch is None else batch.decided()
                 makes = draft.filled and not (late and not draft.late)
                 if makes and not self._has_room():
-                    return not_now
+                    return None
                 decided = self._prepared(op, draft.arrivals(), draft, ends_pass=ends_pass) if makes else None
                 if batch is not None:
                     batch.sweep(decided)
@@ -395,7 +382,7 @@ class Aggregator:
             return (prepared.report,) if self._has_ended(op, prepared) else None
 
         try:
-            outcome = self._monitor.wait_for(attempt) if wait else self._monitor.run_at_once(attempt)
+            outcome = self._monitor.wait_for(attempt)
             if prepared is not None and self.norm_watch is not None:
                 self.norm_watch.see(prepared.report)
             prepared = batch = None  # the round holds versions of params, and on_step may take long
@@ -404,28 +391,6 @@ class Aggregator:
         finally:
             prepared = batch = self = None  # type: ignore[assignment]  # errors that are kept keep closures
 
-    def flush_late(self) -> None:
-        """Make the step if arrivals have waited longer than `flush_after`, and it can be made now.
-
-        If the step fails, no error is raised. `flush(late=True)` waits for other threads, and raises the step's error.
-        """
-        moment = self.admission.number, self.admission.since
-        if not self.admission.late or self.failed_late == moment:
-            return
-        try:
-            self.enter("flush")
-        except Exception as error:  # for example, the rule's weigh part calls pull
-            raise_if_from_signal(error)
-            return
-        try:
-            self.flush(late=True, wait=False)
-        except Exception as error:  # the next call does not try again unless the state has changed
-            raise_if_from_signal(error)
-            self.failed_late = moment
-        finally:
-            clear_stored_frames()
-            del self
-
     def report_steps(self) -> None:
         """Call on_step for the steps that were not reported yet. The caller must hold neither mutex nor slot."""
         if self._step_calls is not None and self.admission.unreported:
@@ -433,7 +398,7 @@ class Aggregator:
 
     def replace_rule(self, rule: Rule, max_slots: int) -> bool:
         """Replace the rule, see `Admission.replace_rule`, and raise the limit of slots to `max_slots`."""
-        config, self.failed_late = rule.to_config(), None
+        config = rule.to_config()
         at_once = self.when_idle("replace_rule", partial(self._replace_rule, rule, config, max_slots))
         self.notify_waiters()
         return at_once

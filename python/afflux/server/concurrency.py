@@ -17,7 +17,7 @@ from _thread import LockType
 from collections.abc import Callable
 from inspect import ismethod
 from threading import Lock
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakMethod
 
@@ -29,8 +29,6 @@ _Found = TypeVar("_Found")
 #: Seconds after which a waiting thread checks again, in case a notification is missed: a resource may be released when
 #: a traceback is deleted, or between the thread's check and the registration of its lock in `_bells`.
 _RECHECK = 0.05
-#: Seconds between two attempts to take the mutex where a thread must not wait for it.
-_NAP = 0.0005
 
 
 class MonitorJob(Protocol):
@@ -127,43 +125,6 @@ class Monitor(Generic[_Job]):
             if job is not None:
                 job.driver = None
                 self.notify()
-
-    def run_at_once(self, attempt: Callable[[], _Found | None]) -> _Found | None:
-        """Call `attempt`, and run a job, until the result is not None; never wait for another thread's `attempt`.
-
-        Returns:
-            The result of `attempt`; None if another thread holds the mutex.
-        """
-        job: _Job | None = None
-        mutex = self.mutex
-
-        def claimed() -> _Found | None:
-            nonlocal job
-            if mutex.handed_out:
-                mutex.handed_out = self._publish()
-            outcome, job = attempt(), None
-            if outcome is None and (job := self._next_job()) is not None:
-                mutex.handed_out, mutex.driver, job.driver = True, mutex.owner, mutex.owner
-            return outcome
-
-        while True:
-            try:
-                outcome = self._locked_if_free(claimed)
-                if job is not None:
-                    self._run(job)
-            finally:
-                if job is not None:
-                    job.driver = None
-                # A thread that holds the mutex during its `attempt` has published the job before.
-                while job is not None and self.mutex.handed_out and self._locked_if_free(self._published) is None:
-                    sleep(_NAP)
-            if job is None:
-                return None if outcome is None else outcome[0]
-            job = None
-
-    def _published(self) -> None:
-        self.mutex.handed_out = self._publish()
-        self._wake()
 
     def _locked_if_free(self, action: Callable[[], _Found]) -> tuple[_Found] | None:
         """Call `action` with the mutex; return None if another thread holds the mutex."""

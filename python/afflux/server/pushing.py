@@ -145,8 +145,6 @@ class PushReceiver:
                 aggregator.enter("push")
                 details = client_lr, local_steps, buffers, timeout, staleness
                 call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *details)
-            if self.options.flush_after is not None:
-                aggregator.flush_late()
             if aggregator.admission.next_deadline != inf:
                 close_overdue(aggregator)
             ticket = Ticket(call, result)

@@ -29,8 +29,7 @@ def replay(
     Args:
         log: `server.log` of a server that was made with log=True.
         server: a new server with the original rule, params and options, and the widest limits if `Server.open` has
-            changed them; it is also the result. Its flush_after has no effect during the replay, because the log has
-            every step.
+            changed them; it is also the result.
         vector: a function that returns the pushed vector of each Join, after its conversion if there was one; the log
             does not keep vectors. The function may fill and return the same array each time.
         buffers: the same for the buffers of models that have them.
@@ -61,21 +60,20 @@ def replay(
     aggregator = server._aggregator
     admission = aggregator.admission
     by_flush = admission.by_flush
-    flush_after = admission.flush_after
-    admission.set_replay(True, None, by_flush)
+    admission.set_replay(True, by_flush)
     firsts = _first_joins(entries)
     try:
         for entry in entries:
             if isinstance(entry, Join):
                 if entry.number in firsts:
-                    admission.set_replay(True, None, True)
+                    admission.set_replay(True, True)
                 _push(server, entry, vector(entry), None if buffers is None else buffers(entry))
             elif isinstance(entry, Cut):
                 if entry.kind == "discard":
                     aggregator.discard()
                 else:
                     aggregator.flush(joins=entry.joins, ends_pass=entry.kind == "end_pass")
-                admission.set_replay(True, None, by_flush)
+                admission.set_replay(True, by_flush)
             elif isinstance(entry, Handed):
                 if rule_vector is None:
                     raise AffluxError(f"[replay] the log has a set_rule_vector({entry.name!r}): give rule_vector=")
@@ -88,7 +86,7 @@ def replay(
                 server.replace_rule(_made(entry) if rule is None else rule(entry))
             # Tasks need not be repeated, because the vectors are already converted.
     finally:
-        admission.set_replay(False, flush_after, by_flush)
+        admission.set_replay(False, by_flush)
     return server
 
 

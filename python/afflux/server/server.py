@@ -199,8 +199,7 @@ class Server(StepReceiver):
     def pull(self, *, out: "ops.Array | Tree | None" = None) -> Pulled | int:
         """Return the newest params and their version.
 
-        A pull never waits for a step or a weigh part of another thread, unless inplace. With `flush_after` it may make
-        a step itself, and then call on_step.
+        A pull never waits for a step or a weigh part of another thread, unless inplace.
 
         Without `out` nothing is copied, unless inplace or in shards. With `out`, a flat vector or a tree like the
         server's, params (and buffers) are copied into `out`, and only the version is returned.
@@ -219,8 +218,6 @@ class Server(StepReceiver):
         try:
             if self.options.inplace:
                 self._aggregator.enter("pull")
-            if self.options.flush_after is not None:
-                aggregator.flush_late()
             if out is None:
                 return versions.newest(aggregator)
             return versions.copied(aggregator, partial(adapter.copy_out, "pull", out=out))
@@ -690,7 +687,6 @@ class Server(StepReceiver):
         return self._aggregator.admission.state
 
     def _enter_on_time(self, op: str) -> None:
-        """Enter a call; first make a due step, and close the tasks whose lease has ended."""
+        """Enter a call; first close the tasks whose lease has ended."""
         self._aggregator.enter(op)
-        self._aggregator.flush_late()
         checking.close_overdue(self._aggregator)

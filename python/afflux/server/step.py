@@ -72,8 +72,6 @@ class StepReceiver(PushReceiver):
         aggregator.enter("step")
         if out is not None:
             versions.copied(aggregator, partial(adapter.copy_out, "step", out=out, check=True))
-        if self.options.flush_after is not None:
-            aggregator.flush_late()
         close_overdue(aggregator)
         batch: StepBatch | None = None
         try:
