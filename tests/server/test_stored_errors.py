@@ -249,6 +249,7 @@ PLAIN = {
         "constants",
         "arrivals_waiting",
         "waiting",
+        "entered",
         "joins",
         "counts",
         "faults",
