@@ -41,11 +41,6 @@ SERVER = {
         "own for name, own",
         "test_facts.py",
     ),
-    "facts: an old store keeps its format": (
-        "if before is None:  # the first commit of this process",
-        "if False:",
-        "test_facts.py",
-    ),
     "progress: a round does not start the counts anew": (
         "  now_.round_counts = now_.counts;\n",
         "",

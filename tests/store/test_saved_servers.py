@@ -12,7 +12,7 @@ import pytest
 
 from afflux import Layout, Server
 from afflux.rules import ca2fl, fadas, fedadam, fedavg, fedbuff, gsgm, mf_ca2fl, weights, wkafl
-from conftest import awkward, ready
+from conftest import ready
 from stores import same
 from variants import VARIANTS, serve, trace
 from variants import push as push_joins
@@ -159,22 +159,6 @@ def test_ids_of_every_kind(save):
 
     again = goes_on(save, make, play, 11, 24)
     assert sorted(map(repr, again.rows.client_ids)) == sorted(map(repr, ids))
-
-
-@pytest.mark.parametrize("bad", [None, 4])
-def test_lent_vectors(save, bad):
-    """They are copied when the server is kept; a value that is not finite is found in their round, as without."""
-    vectors = [awkward(np.random.default_rng(number), D) for number in range(9)]
-    if bad is not None:
-        vectors[3][bad] = np.nan
-
-    def play(server, number):
-        server.push(client=number, update=vectors[number], version=0, copy=number % 2 == 0)
-
-    def make(**options):
-        return Server(fedbuff(buffer_size=3), np.ones(D), log=True, **options)
-
-    assert np.isfinite(goes_on(save, make, play, 5, 9).params).all()
 
 
 def test_models(save):
