@@ -65,10 +65,10 @@ Pool::Pool(std::int64_t size, Type type, std::int64_t max_buffers, std::int64_t 
 
 Pool::~Pool() {
   for (void* const memory : free_)
-    if (!is_lent(memory)) release(memory, static_cast<std::size_t>(bytes()));
+    if (!is_of_caller(memory)) release(memory, static_cast<std::size_t>(bytes()));
 }
 
-bool Pool::is_lent(const void* memory) const {
+bool Pool::is_of_caller(const void* memory) const {
   return std::any_of(lent_.begin(), lent_.end(), [memory](const py::buffer_info& info) { return info.ptr == memory; });
 }
 

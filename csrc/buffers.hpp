@@ -43,7 +43,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::int64_t allocated() const;
 
  private:
-  bool is_lent(const void* memory) const;
+  bool is_of_caller(const void* memory) const;
 
   const std::int64_t size_;
   const Type type_;

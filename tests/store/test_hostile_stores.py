@@ -75,7 +75,6 @@ OPTIONS = [
     ("commits", {"commit_every": 0}),
     ("commits", {"commit_every": "x"}),
     ("commits", {"durability": "never"}),
-    ("options", {"evil": 1}),
     ("options", {"max_staleness": "x"}),
     ("options", {"max_staleness": -1}),
     ("options", {"log": "yes"}),
@@ -100,6 +99,14 @@ OPTIONS = [
 def test_facts_that_cannot_be(name, changes, path):
     forge_fact(path, name, lambda fact: fact | changes)
     refused(path, r"index\.sqlite is damaged: ")
+
+
+def test_an_option_that_is_not_known(path):
+    """It is not read: afflux 0.1.0 had more of them."""
+    forge_fact(path, "options", lambda options: options | {"evil": 1})
+    Server.open(path).close()
+    forge_fact(path, "options", lambda options: options | {"evil": True})
+    refused(path, "has the option evil=True, which servers no longer have")
 
 
 def test_a_fact_that_is_missing_or_too_many(path):

@@ -57,7 +57,7 @@ def damage(segments: Segments, place: Place, num_threads: int) -> str | None:
     return f"{segments.folder} is damaged: slot {place.slot} does not agree with its checksum"
 
 
-def refuse_damage(segments: Segments, place: Place, num_threads: int) -> None:
+def raise_if_damaged(segments: Segments, place: Place, num_threads: int) -> None:
     """Check the vector in a slot to which a commit refers.
 
     Raises:

@@ -49,14 +49,10 @@ class ServerFacts(_Facts, frozen=True):
     cuts: list[Count] | None = None  #: the superblocks with which shards begin; None: in one piece
 
 
-#: Options that only servers of afflux 0.1.0 have, with the values with which a store of theirs is opened.
-_REMOVED_OPTIONS = {"check_versions": False}
-
-
 class StoredOptions(Struct, frozen=True):
     """The options of a server that a store keeps; `ServerOptions` checks their values.
 
-    Further options that only afflux 0.1.0 had are not read.
+    Further options that only afflux 0.1.0 had are not read, and must not be True.
     """
 
     duplicates: str | None
@@ -171,10 +167,10 @@ def read_facts(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
         StoreError: an option has a value that servers no longer have.
     """
     values = {name: json.loads(text) for name, text in texts.items()}
-    for name, default in _REMOVED_OPTIONS.items():
-        if (value := values["options"].pop(name, default)) != default:
-            remedy = f"open it once with afflux 0.1.0 and {name}={default!r}, and make a checkpoint"
-            raise StoreError(f"[store] {path} has the option {name}={value!r}, which servers no longer have: {remedy}")
+    for name in values["options"].keys() - {*StoredOptions.__struct_fields__}:
+        if values["options"][name] is True:
+            remedy = f"open it once with afflux 0.1.0 and {name}=False, and make a checkpoint"
+            raise StoreError(f"[store] {path} has the option {name}=True, which servers no longer have: {remedy}")
     facts: StoreFacts = decoded(values, StoreFacts)
     _check_shapes(facts)
     plain: dict[str, Any] = to_builtins(facts)

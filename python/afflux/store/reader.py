@@ -15,7 +15,7 @@ from afflux.aggregation.sharded_rows import whole_row
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
 from afflux.rules.rule import ClientId
-from afflux.store.checksums import damage, refuse_damage, row_crc
+from afflux.store.checksums import damage, raise_if_damaged, row_crc
 from afflux.store.files import UnreadableError, refuse_irregular
 from afflux.store.index import Index
 from afflux.store.lock import Lock
@@ -161,7 +161,7 @@ class StoreReader:
         """
         place = self.committed.vectors["params"]
         for part, array in zip(self.parts, self.arrays["params"], strict=True):
-            refuse_damage(array, part.place(place), 1)
+            raise_if_damaged(array, part.place(place), 1)
         return self.vector("params", place.slot)
 
     def decoded(self, row: Row) -> Row:

@@ -16,7 +16,7 @@ from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import bring, on_gpu
 from afflux.arrays.pools import Draft, Versions
 from afflux.ops.codecs import Codec
-from afflux.store.checksums import NO_CHECKSUMS, SweepChecksums, crc, refuse_damage, sweep_checksums
+from afflux.store.checksums import NO_CHECKSUMS, SweepChecksums, crc, raise_if_damaged, sweep_checksums
 from afflux.store.disk_cache import DiskRows
 from afflux.store.index import CommittedState
 from afflux.store.lock import promises_space
@@ -72,7 +72,7 @@ class StoredVectors:
             places, slots, arrivals = committed.vectors, committed.last_slots, committed.arrivals
         arrays = self.arrays = open_arrays(path, facts, slots, mapped=promises_space(path))
         for name, place in places.items():
-            refuse_damage(arrays[name.partition(":")[0]], place, num_threads)
+            raise_if_damaged(arrays[name.partition(":")[0]], place, num_threads)
         newest, retained = [places["params"]] if "params" in places else [], retained_places(places).values()
         self._params = ParamsSlots(arrays["params"], dict.fromkeys(place.slot for place in (*newest, *retained)))
         vectors = {name: array for name, array in arrays.items() if name not in ("params", "rows", "arrivals")}

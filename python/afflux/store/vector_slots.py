@@ -14,7 +14,7 @@ import numpy.typing as npt
 from afflux._engine import CopiedInChildren, address
 from afflux.arrays.interop import bring, on_gpu, on_host
 from afflux.arrays.pools import Vector
-from afflux.store.checksums import SweepChecksums, crc, refuse_damage
+from afflux.store.checksums import SweepChecksums, crc, raise_if_damaged
 from afflux.store.segments import Place, Row, Segments
 
 
@@ -166,7 +166,7 @@ class ArrivalSlots:
         self._num_threads = num_threads
         self._places = committed
         for place in committed.values():
-            refuse_damage(segments, place, num_threads)
+            raise_if_damaged(segments, place, num_threads)
 
     def write(self, waiting: Mapping[int, Vector]) -> dict[int, Place]:
         """Write the vectors that are not on disk yet; return the places of all."""
