@@ -325,6 +325,15 @@ def test_params_that_cannot_be_updated_where_they_are(unfit):
     assert len(optimizer.param_groups) == 1
 
 
+def test_a_param_whose_dtype_has_changed_is_named():
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = OuterOptimizer([("body.weight", weight)], Sgd())
+    weight.data = weight.data.half()
+    weight.grad = torch.ones(2, dtype=torch.float16)
+    with pytest.raises(AffluxError, match=r"body\.weight is float16 on cpu, must be contiguous float32 or float64"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("step", [0.1, Sgd, Sgd(DelayAdaptive(0.1)), None])
 def test_steps_that_are_no_steps_of_an_optimizer(step):
     with pytest.raises(AffluxError, match="with a number as lr: Sgd, "):

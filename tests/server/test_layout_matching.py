@@ -403,3 +403,33 @@ def test_a_push_checks_arrays_as_it_reads_them(change, message, form):
         with pytest.raises(AffluxError, match=named):
             server.push(client=0, version=0, update=given)
         assert (server.version, server.arrivals_waiting) == (0, 0)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize")
+def test_errors_about_trees_of_a_known_kind_say_what_to_write():
+    """A delta with statistics, torch's AveragedModel, quantised models, and a TrainState as that of flax."""
+    norm = torch.nn.BatchNorm1d(2)
+    server = Server(fedbuff(buffer_size=1), norm)
+    delta = {name: array - array for name, array in norm.state_dict().items()}
+    averaged = torch.optim.swa_utils.AveragedModel(norm)
+    packed = type("Linear", (torch.nn.Linear,), {"__module__": "torch.ao.nn.quantized.modules.linear"})(1, 1)
+    state = OrderedDict({"0._packed_params.dtype": torch.qint8})
+    train_state = type("TrainState", (tuple,), {"params": (), "opt_state": ()})
+    local = r'Layout.of\(model, roles=\{.*running_mean": "local"'
+    for call, message in (
+        (lambda: server.push(client=1, version=0, update=delta), f"differences in place of .*buffers=.*{local}"),
+        (
+            lambda: server.push(client=1, version=0, model={"weight": norm.weight, "bias": norm.bias}),
+            f"lacks .*{local}",
+        ),
+        (lambda: server.push(client=1, version=0, model=averaged), r"n_averaged, .*: give its \.module$"),
+        (lambda: server.pull(out=averaged.state_dict()), r"n_averaged, .*: give its \.module$"),
+        (lambda: Server(fedbuff(), averaged).push(client=1, version=0, model=norm), "n_averaged.*give its .module"),
+        (lambda: server.push(client=1, version=0, model=packed), "lacks running_mean|weights of quantised modules"),
+        (lambda: Server(fedbuff(), {"m": state}), "_packed_params.dtype is a dtype.* give the float model"),
+        (lambda: Layout.of([torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)]), r"qint8.*dequantize\(\)"),
+        (lambda: server.push(client=1, version=0, model=train_state([np.ones(2)])), "give the .params of the TrainSt"),
+    ):
+        with pytest.raises(AffluxError, match=message):
+            call()
+    assert server.version == 0

@@ -53,7 +53,11 @@ def kind_of(name: str, array: Array) -> str:
         raise AffluxError(f"[layout] {label(name)} is a masked array: give its filled() values")
     kind = type_of(name, array)
     if kind not in REAL:
-        raise AffluxError(f"[layout] {label(name)} is {kind}, expected floats of 16, 32 or 64 bits, integers or bools")
+        advice = (
+            ": give its dequantize()" if hasattr(array, "dequantize") and kind.startswith(("qint", "quint")) else ""
+        )
+        expected = "floats of 16, 32 or 64 bits, integers or bools"
+        raise AffluxError(f"[layout] {label(name)} is {kind}, expected {expected}{advice}")
     if is_torch(array):
         if str(array.layout) != "torch.strided" or array.is_meta:
             raise AffluxError(f"[layout] {label(name)} is {array.layout} on {array.device}, expected a dense tensor")

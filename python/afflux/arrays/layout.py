@@ -430,11 +430,11 @@ class Layout:
         names = {field.name for field in fields} if self.partial else None
         return Constants(fields, trees.Walk(tree, names, whole=True).leaves)
 
-    def _require_parameters(self, subject: str) -> None:
+    def _require_parameters(self, subject: str, advice: str) -> None:
         """Raise AffluxError if the layout has no parameter with an element; `subject` names the tree in the message."""
         if not self.size:
             names = ", ".join(f"{name} ({role})" for name, role in [*self.roles.items()][:8])
-            raise AffluxError(f"{subject} has no parameter to train, d is 0; it holds {names or 'no array'}")
+            raise AffluxError(f"{subject} has no parameter to train, d is 0; it holds {names or 'no array'}{advice}")
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as plain dicts and lists, for a checkpoint.

@@ -10,7 +10,15 @@ from afflux.arrays import interop, trees
 from afflux.arrays.fields import Alias, Field, Places
 from afflux.arrays.interop import Array
 from afflux.arrays.libraries import is_keras
-from afflux.arrays.modules import adapter_names, is_extra_state, is_module, members
+from afflux.arrays.modules import (
+    QUANTISED,
+    adapter_names,
+    has_attribute,
+    is_extra_state,
+    is_module,
+    is_quantised,
+    members,
+)
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import reads
 
@@ -46,6 +54,7 @@ class Matcher:
         flat list of exactly these arrays, known by their shapes, needs no names.
         """
         self.places = Places(fields)
+        self._buffers = frozenset(field.name for field in self.places.fields if field.role != "trained")
         self.names = names = tuple(field.name for field in self.places.fields)
         self._shapes = self.places.shapes
         self._known = frozenset((*all_names, *(alias.name for alias in aliases)))
@@ -205,14 +214,27 @@ class Matcher:
         missing = [name for name in self.names if name not in leaves]
         unknown = self._unknown(leaves)
         surplus = f"the tree holds {listed(unknown)}, which the layout does not"
+        advice = self._advice(tree, missing, unknown) if missing or unknown else ""
         nameless = type(tree) in (list, tuple) and self._in_order and not self._places
         if missing and nameless and all(array is None or hasattr(array, "shape") for array in tree):
             self._require_bare(tree)
         if missing:
-            raise AffluxError(f"[layout] the tree lacks {listed(missing)}{f'; {surplus}' if unknown else ''}")
+            raise AffluxError(f"[layout] the tree lacks {listed(missing)}{f'; {surplus}' if unknown else ''}{advice}")
         if unknown:
-            raise AffluxError(f"[layout] {surplus}")
+            raise AffluxError(f"[layout] {surplus}{advice}")
         return [leaves[name] for name in self.names], leaves
+
+    def _advice(self, tree: Any, missing: Sequence[str], unknown: Sequence[str]) -> str:
+        """Return, for messages, what to write in the place of a tree of a known kind."""
+        text = ""
+        if any(name.rpartition(".")[2] == "n_averaged" for name in (*missing, *unknown)):
+            text = "; n_averaged is of an AveragedModel: give its .module"
+        elif not isinstance(tree, Mapping) and has_attribute(tree, "opt_state") and has_attribute(tree, "params"):
+            text = f"; give the .params of the {type(tree).__name__}"
+        elif is_quantised(tree):
+            text = QUANTISED
+        buffers = [name for name in missing if name in self._buffers]
+        return text + (f"; {with_local(buffers)} makes a server that needs none" if buffers else "")
 
     def _unknown(self, leaves: Iterable[str]) -> list[str]:
         return sorted(name for name in leaves if name not in self._known and not is_extra_state(name))
@@ -316,6 +338,13 @@ def _check_shape(name: str, array: Array, expected: tuple[int, ...]) -> None:
     shape = tuple(array.shape)
     if shape != expected:
         raise AffluxError(f"[layout] {interop.label(name)} has shape {shape}, the layout has {expected}")
+
+
+def with_local(names: Sequence[str]) -> str:
+    """Return the call that gives arrays the role local, for messages; for many by the last parts of their names."""
+    patterns = names if len(names) <= 3 else dict.fromkeys(f"*{name.rpartition('.')[2]}" for name in names)
+    roles = ", ".join(f'"{pattern}": "local"' for pattern in patterns)
+    return f"Layout.of(model, roles={{{roles}}})"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -31,6 +31,17 @@ def is_module(tree: object) -> bool:
         return False
 
 
+#: What messages say about `is_quantised` modules, and about their state_dicts.
+QUANTISED = "; weights of quantised modules are packed, and no arrays: give the float model"
+
+
+def is_quantised(tree: object) -> bool:
+    """Return whether the tree is a torch module with weights that are packed for integer arithmetic."""
+    return (
+        is_module(tree) and hasattr(tree, "modules") and any("quantized" in type(p).__module__ for p in tree.modules())
+    )
+
+
 def is_state_dict(tree: object) -> bool:
     """Return whether the tree is a state_dict of a torch.nn.Module, or its copy by `copy.deepcopy` or torch.load."""
     return type(tree) is OrderedDict and hasattr(tree, "_metadata")

@@ -8,6 +8,7 @@ from afflux.arrays.fields import Role
 from afflux.arrays.interop import is_torch, label, memory_of
 from afflux.arrays.libraries import children, is_keras, is_static, keras_variables, variable_of_flax
 from afflux.arrays.modules import (
+    QUANTISED,
     adapter_names,
     further,
     has_attribute,
@@ -88,7 +89,7 @@ class Walk:
             return None
         raise AffluxError(
             f"[layout] {label('.'.join(path))} is a {type(tree).__name__}, expected an array, a torch module, or a "
-            "mapping or sequence of these"
+            f"mapping or sequence of these{QUANTISED if '_packed_params' in '.'.join(path) else ''}"
         )
 
     def _branch(

@@ -184,6 +184,8 @@ class OuterOptimizer(torch.optim.Optimizer):
                 continue
             label = _label(group, i)
             steps, state = self._state(param, part, label)
+            if param.dtype not in (torch.float32, torch.float64):  # it has changed
+                _require_updatable(label, param)
             if (batch := batches.get((steps, param.dtype))) is None:
                 batches[steps, param.dtype] = batch = _Batch(part, group["nesterov"], steps)
             batch.labels.append(label)

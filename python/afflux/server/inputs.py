@@ -30,8 +30,8 @@ from afflux.arrays.interop import (
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.libraries import children, is_keras, rebuilder
 from afflux.arrays.likeness import Like
-from afflux.arrays.matching import Found
-from afflux.arrays.modules import has_attribute, is_module
+from afflux.arrays.matching import Found, with_local
+from afflux.arrays.modules import QUANTISED, has_attribute, is_module, is_quantised
 from afflux.ops.errors import AffluxError, PlaneError, StoreError, UnavailableError
 from afflux.ops.validation import MOST_ELEMENTS, as_text, brief, raise_if_from_signal, reads, unreadable
 from afflux.rules.rule import Float64, Kind, Rule
@@ -77,7 +77,7 @@ class InputAdapter:
             raise AffluxError(f"[Server] layout is {brief(layout)}, must be the Layout of params, a model's arrays")
         if is_tree(params):
             layout = layout or Layout._of(params, most=most)
-            layout._require_parameters("[Server] params")
+            layout._require_parameters("[Server] params", QUANTISED if is_quantised(params) else "")
             constants = layout._constants_of(params)
             rebuild = None if layout.partial else rebuilder(params, layout._first_names)
             intake = cls(kind, layout, layout.size, num_threads, LocalPlane(), constants=constants, rebuild=rebuild)
@@ -247,7 +247,12 @@ class InputAdapter:
         return self.plane.in_parts(parts, borders, conversion)
 
     def buffers(
-        self, whose: str, model: "ops.Array | Tree | None", buffers: "Tree | None", most: float = float_info.max
+        self,
+        whose: str,
+        model: "ops.Array | Tree | None",
+        buffers: "Tree | None",
+        most: float = float_info.max,
+        delta: "ops.Array | Tree | None" = None,
     ) -> Float64 | None:
         """Return the client's values of the model's buffers, (d_b,); None if the model has none.
 
@@ -256,6 +261,7 @@ class InputAdapter:
             model: the client's model, which holds them if `buffers` is None.
             buffers: a tree that holds them, or a flat vector.
             most: the largest magnitude of a value.
+            delta: the client's update or gradient.
         """
         layout = self.layout
         if layout is None:
@@ -271,13 +277,13 @@ class InputAdapter:
         if not layout.buffers_size:
             return None
         if buffers is None:
-            every = (*layout.buffers, *layout.copied)
-            names = ", ".join(field.name for field in every[:3])
-            ellipsis = ", ..." if len(every) > 3 else ""
+            names = [field.name for field in (*layout.buffers, *layout.copied)]
+            is_held = delta is not None and is_tree(delta) and not {*names}.isdisjoint(layout._leaves(delta))
+            listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             raise AffluxError(
-                f"{whose} push lacks the model's buffers ({names}{ellipsis}), which are no part of an update or "
-                "gradient: pass their values as buffers=, in a module or a dict, or the client's whole model, not "
-                "flat, as model=; or give them the role local"
+                f"{whose} push {'has differences in place of' if is_held else 'lacks'} the model's buffers ({listed}), "
+                "which are no part of an update or gradient: pass their values as buffers=, in a module or a dict, or "
+                "the client's whole model, not flat, as model=; or give them the role local: " + with_local(names)
             )
         return self.flat_buffers(subject, buffers, most)
 

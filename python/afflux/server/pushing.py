@@ -264,7 +264,7 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         parts = adapter.found(subject, vector)
     if adapter.layout is not None and adapter.layout.apart:
         most, whose = aggregator.admission.limits.max_abs, subject.removesuffix(f" {kind}")
-        statistics = adapter.buffers(whose, vector if kind == "model" else None, call.buffers, most)
+        statistics = adapter.buffers(whose, vector if kind == "model" else None, call.buffers, most, vector)
     if ticket.memory is not None:
         ticket.memory = adapter.memory(parts, vector if kind == "model" else None, call.buffers)
     row = conversion = None
