@@ -100,11 +100,11 @@ class GpuServer(afflux.Server):
     def elsewhere(self):
         return self._aggregator.plane.gpu is not None
 
-    def push(self, *, copy=True, **facts):
+    def push(self, **facts):
         moves = self._process == os.getpid()  # CUDA does not survive a fork
-        if self.elsewhere and moves and (not copy or next(self._pushes) % 2 == 0):
+        if self.elsewhere and moves and next(self._pushes) % 2 == 0:
             facts |= {kind: on_gpu(facts[kind]) for kind in ("update", "gradient", "model") if kind in facts}
-        return super().push(copy=copy, **facts)
+        return super().push(**facts)
 
     def pull(self, *, out=None):
         pulled = super().pull() if out is None else super().pull(out=out)
