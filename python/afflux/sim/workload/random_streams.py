@@ -25,8 +25,8 @@ class StreamPurpose(IntEnum):
     CLIENT_EVALUATION = 20
     AVAILABILITY = 21
     DROPOUT = 22
-    CLIENT_GLOBALS = 24  #: of a client's data, for `seed_globals`
     SELECTION_LAW = 23  #: laws other than uniform and blocked-until-pass-ends
+    CLIENT_GLOBALS = 24  #: of a client's data, for `seed_globals`
 
 
 def random_stream(seed: int, purpose: StreamPurpose, *key: int) -> np.random.Generator:
