@@ -80,7 +80,7 @@ def test_a_preset(tmp_path):
     assert renewed(project) == {"fedavgm"}
     assert "fedavgm" in (project / "README.md").read_text()
     rules = [f"tests/rules/test_{name}.py" for name in ("rules", "rules_contract", "rules_page")]
-    suite(project, *rules, "tests/server/test_lent.py", "tests/server/test_streaming.py", "-k", "fedavgm or page")
+    suite(project, *rules, "tests/server/test_streaming.py", "-k", "fedavgm or page")
 
 
 @pytest.mark.soak
