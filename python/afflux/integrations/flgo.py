@@ -135,7 +135,7 @@ class AffluxServer(StoredRounds):
         if self._idle >= _MOST_IDLE:
             raise RuntimeError(
                 f"no client has trained for {self._idle} moments of FLGo's clock: none of {self.num_clients} was "
-                f"available, apart from {len(self._in_buffer)} whose models wait for a step"
+                f"available, apart from {len(self._blocked)} whose models wait for a step"
             )
         for client in self._dropped_selected_clients:
             self.training.drop(client, "it has dropped out")
