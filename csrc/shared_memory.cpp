@@ -69,7 +69,8 @@ std::optional<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> sh
   }
   std::sort(ranges.begin(), ranges.end(),
             [](const Range& a, const Range& b) { return a.begin != b.begin ? a.begin < b.begin : a.list < b.list; });
-  // Of all ranges before, that which ends last: if an earlier one of another list overlaps, it overlaps the last, too.
+  // The earlier range with the largest end. It suffices: an earlier range of another list that overlaps this one also
+  // overlaps `last`, and was reported there.
   const Range* last = nullptr;
   for (const Range& range : ranges) {
     if (last != nullptr && range.begin < last->end && range.list != last->list) {

@@ -58,19 +58,24 @@ def plan(arguments: Namespace) -> None:
         fields |= {"num_clients": arguments.clients, "accumulate": arguments.streaming}
         places = {"store": arguments.store, "gpu": arguments.gpu}
         options = planned.fitted(built, arguments.params, ServerOptions(**fields).for_rule(built), **places)
-        found = planned.plan(built, arguments.params, options, **places)
+        estimate = planned.plan(built, arguments.params, options, **places)
     names = () if arguments.memory_budget is None else ("max_slots", "max_versions")
     limits = {name: getattr(options, name) for name in names}
     if arguments.json:
-        sums = {"memory_bytes": found.memory_bytes, "disk_bytes": found.disk_bytes}
-        print(json.dumps(asdict(found) | sums | limits))
+        sums = {"memory_bytes": estimate.memory_bytes, "disk_bytes": estimate.disk_bytes}
+        print(json.dumps(asdict(estimate) | sums | limits))
         return
-    parts_of = {"memory": found.memory, "at work": found.working, "pinned": found.host, "on disk": found.disk}
+    parts_of = {
+        "memory": estimate.memory,
+        "at work": estimate.working,
+        "pinned": estimate.host,
+        "on disk": estimate.disk,
+    }
     for title, parts in parts_of.items():
         for name, part in parts.items():
             print(f"{title:<10}{name:<18}{in_bytes(part.size):>8}  {part.what}")
             title = ""
-    kept = "".join(f", {name} = {value}" for name, value in limits.items() if value is not None)
-    print(f"{'in all':<10}{'memory':<18}{in_bytes(found.memory_bytes):>8}  at most{kept}")
+    bounds = "".join(f", {name} = {value}" for name, value in limits.items() if value is not None)
+    print(f"{'in all':<10}{'memory':<18}{in_bytes(estimate.memory_bytes):>8}  at most{bounds}")
     if arguments.store:
-        print(f"{'':<10}{'on disk':<18}{in_bytes(found.disk_bytes):>8}  when every client has pushed")
+        print(f"{'':<10}{'on disk':<18}{in_bytes(estimate.disk_bytes):>8}  when every client has pushed")

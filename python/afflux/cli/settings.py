@@ -133,12 +133,12 @@ def split_rules(rules: str) -> list[str]:
 def parse_seeds(text: str) -> list[int]:
     """Read seeds separated by commas; raise ConfigError if they are not different whole numbers from 0 on."""
     try:
-        found = [int(part) for part in text.split(",")]
+        seeds = [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"seeds are whole numbers separated by commas, not {text!r}") from None
-    if len(set(found)) != len(found) or min(found) < 0:
+    if len(set(seeds)) != len(seeds) or min(seeds) < 0:
         raise ConfigError(f"seeds must be 0 or more and different, not {text!r}")
-    return found
+    return seeds
 
 
 def rule_of_preset(
@@ -176,10 +176,10 @@ def rules_of_preset(
     """
     preset = find_preset(name)
     if default:
-        own = preset.rule.value
+        preset_rule = preset.rule.value
         if preset.server_lr is not None and server_lr is None:
-            own += f":server_lr={preset.server_lr.value}"
-        rules = [own, *(rule for rule in rules if rule != parse_rule(own).name)]
+            preset_rule += f":server_lr={preset.server_lr.value}"
+        rules = [preset_rule, *(rule for rule in rules if rule != parse_rule(preset_rule).name)]
     if buffer_size is None and preset.buffer_size is not None:
         specs = [parse_rule(rule) for rule in rules]
         if any("buffer_size" in rule_parameters(one.name) and "buffer_size" not in dict(one.options) for one in specs):

@@ -108,12 +108,12 @@ def add_to(commands: "argparse._SubParsersAction[Parser]") -> None:
 def info(arguments: Namespace) -> None:
     """Print the facts about a store (see INFO_HELP)."""
     _refuse_run_folder(arguments.path)
-    found = store.info(arguments.path)
+    facts = store.info(arguments.path)
     if arguments.json:
-        echo(json.dumps(asdict(found), indent=2))
-    for name, value in () if arguments.json else _lines(found, arguments.all):
+        echo(json.dumps(asdict(facts), indent=2))
+    for name, value in () if arguments.json else _lines(facts, arguments.all):
         echo(f"{name:<12}{printable(value)}")
-    if found.problems:
+    if facts.problems:
         raise SystemExit(1)
 
 
@@ -192,30 +192,30 @@ def _ids(path: Path, text: str) -> list[int | str]:
     raise AffluxError(f"[export] clients is {brief(text)}, must be ids between commas, quoted as in CSV")
 
 
-def _lines(found: Info, whole: bool) -> Iterator[tuple[str, str]]:
-    yield "store", found.path + (", in use" if found.in_use else "")
-    yield "rule", f"{found.rule}, kind {found.kind}, M = {found.rule_config['buffer_size']}"
-    shards = f" in {found.shards} shards" if found.shards > 1 else ""
-    yield "params", f"d = {found.d:,} {found.dtype}{shards}; arrivals are kept as {found.slot_dtype}"
-    waiting = f", {found.waiting} arrivals wait" if found.waiting else ""
-    yield "version", f"{found.version:,} after {found.joins:,} pushes{waiting}"
-    yield "pushes", _counts(found.counts)
-    if found.codec is not None:
-        yield "clients", f"{found.clients:,} of {found.num_clients:,} have a row"
-        yield "rows", f"{found.codec}: {found.bits} bits an element, {in_bytes(found.bytes_per_client)} a client"
-    parts = (f"{name} {in_bytes(size)}" for name, size in found.disk_bytes.items())
-    yield "on disk", f"{in_bytes(sum(found.disk_bytes.values()))}: {', '.join(parts)}"
-    survives = {"process": "survives the end of its process", "power": "survives a power cut"}[found.durability]
-    often = "checkpoints alone" if found.commit_every is None else f"commit_every {found.commit_every}"
-    yield "durability", f"{found.durability}, {often}: the last commit {survives}"
-    for repair in found.repairs:
+def _lines(facts: Info, whole: bool) -> Iterator[tuple[str, str]]:
+    yield "store", facts.path + (", in use" if facts.in_use else "")
+    yield "rule", f"{facts.rule}, kind {facts.kind}, M = {facts.rule_config['buffer_size']}"
+    shards = f" in {facts.shards} shards" if facts.shards > 1 else ""
+    yield "params", f"d = {facts.d:,} {facts.dtype}{shards}; arrivals are kept as {facts.slot_dtype}"
+    waiting = f", {facts.waiting} arrivals wait" if facts.waiting else ""
+    yield "version", f"{facts.version:,} after {facts.joins:,} pushes{waiting}"
+    yield "pushes", _counts(facts.counts)
+    if facts.codec is not None:
+        yield "clients", f"{facts.clients:,} of {facts.num_clients:,} have a row"
+        yield "rows", f"{facts.codec}: {facts.bits} bits an element, {in_bytes(facts.bytes_per_client)} a client"
+    parts = (f"{name} {in_bytes(size)}" for name, size in facts.disk_bytes.items())
+    yield "on disk", f"{in_bytes(sum(facts.disk_bytes.values()))}: {', '.join(parts)}"
+    survives = {"process": "survives the end of its process", "power": "survives a power cut"}[facts.durability]
+    often = "checkpoints alone" if facts.commit_every is None else f"commit_every {facts.commit_every}"
+    yield "durability", f"{facts.durability}, {often}: the last commit {survives}"
+    for repair in facts.repairs:
         dropped = f"rows dropped of clients {_named(repair['dropped'], whole) or 'none'}"
         if repair["arrivals"]:
             dropped += f"; arrivals dropped of clients {_named(repair['arrivals'], whole)}"
         yield "repaired", f"at version {repair['version']}, where bit continuity ended; {dropped}"
-    for problem in _some(found.problems, whole):
+    for problem in _some(facts.problems, whole):
         yield "health", problem
-    if not found.problems:
+    if not facts.problems:
         yield "health", "all files exist; their content was not read, `afflux store check` reads it"
 
 
@@ -280,9 +280,9 @@ def _question(health: Health) -> str:
 
 def _some(lines: Iterable[str], whole: bool) -> list[str]:
     """Return the first lines, and a line with the number of the omitted ones."""
-    found = list(lines)
-    more = [] if whole or len(found) <= MOST else [f"... and {len(found) - MOST:,} more (--all)"]
-    return found if not more else found[:MOST] + more
+    texts = list(lines)
+    more = [] if whole or len(texts) <= MOST else [f"... and {len(texts) - MOST:,} more (--all)"]
+    return texts if not more else texts[:MOST] + more
 
 
 def _named(clients: Iterable[int | str], whole: bool) -> str:
