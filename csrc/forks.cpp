@@ -42,7 +42,10 @@ class CopiedInChildren {
   CopiedInChildren(const CopiedInChildren&) = delete;
   CopiedInChildren& operator=(const CopiedInChildren&) = delete;
 
-  void copy() const { copy_pages(memory_.ptr, static_cast<std::size_t>(memory_.size * memory_.itemsize)); }
+  // If the parent does not wait, the pages may change while they are copied: they cannot be read.
+  void copy(bool parent_waits) const {
+    copy_pages(memory_.ptr, static_cast<std::size_t>(memory_.size * memory_.itemsize), parent_waits);
+  }
 
   static std::vector<CopiedInChildren*>& all() {
     static std::vector<CopiedInChildren*> objects;
@@ -59,7 +62,10 @@ int copying[2] = {-1, -1};
 
 void before_fork() {
   table_mutex.lock();
-  if (CopiedInChildren::all().empty() || pipe2(copying, O_CLOEXEC) != 0) copying[0] = copying[1] = -1;
+  copying[0] = copying[1] = -1;
+#if defined(__linux__)  // elsewhere no file is mapped
+  if (!CopiedInChildren::all().empty() && pipe2(copying, O_CLOEXEC) != 0) copying[0] = copying[1] = -1;
+#endif
 }
 
 void after_fork_in_parent() {
@@ -77,7 +83,7 @@ void after_fork_in_child() {
   ++forks;
   for (const int descriptor : table) ::close(descriptor);
   table.clear();
-  for (const CopiedInChildren* const memory : CopiedInChildren::all()) memory->copy();
+  for (const CopiedInChildren* const memory : CopiedInChildren::all()) memory->copy(copying[0] >= 0);
   CopiedInChildren::all().clear();
   if (copying[0] >= 0) {
     ::close(copying[0]);
