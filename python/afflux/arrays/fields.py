@@ -258,7 +258,8 @@ def write_all(
 
 def _require_range(write: Write) -> None:
     """Raise AffluxError if a finite value would be rounded to an infinite one in the dtype of its array."""
-    if {getattr(array, "dtype", None) for array in write.arrays} == {write.vector.dtype}:
+    by_dtype = {getattr(array, "dtype", None): array for array in write.arrays}
+    if {type_of("", array) for array in by_dtype.values()} == {type_of("", write.vector)}:
         return
     for (field, values), array in zip(write.places.pieces(write.vector), write.arrays, strict=True):
         value = first_overflow(values, type_of(field.name, array))
