@@ -30,6 +30,7 @@ from afflux.arrays.interop import (
     require_apart,
     require_writable,
     type_of,
+    types_of,
 )
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import MOST_ELEMENTS, brief
@@ -258,8 +259,7 @@ def write_all(
 
 def _require_range(write: Write) -> None:
     """Raise AffluxError if a finite value would be rounded to an infinite one in the dtype of its array."""
-    by_dtype = {getattr(array, "dtype", None): array for array in write.arrays}
-    if {type_of("", array) for array in by_dtype.values()} == {type_of("", write.vector)}:
+    if types_of(write.arrays) == {type_of("", write.vector)}:
         return
     for (field, values), array in zip(write.places.pieces(write.vector), write.arrays, strict=True):
         value = first_overflow(values, type_of(field.name, array))

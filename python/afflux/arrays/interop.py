@@ -87,6 +87,11 @@ def type_of(name: str, array: Array) -> str:
     return _dtype_name(array.dtype if hasattr(array, "dtype") else _as_numpy(name, array).dtype)
 
 
+def types_of(arrays: Iterable[Array]) -> set[str]:
+    """Return the names of the dtypes of arrays; each dtype is looked at once."""
+    return {type_of("", array) for array in {getattr(array, "dtype", id(array)): array for array in arrays}.values()}
+
+
 def is_torch(array: Array) -> TypeGuard["torch.Tensor"]:
     """Return whether the array is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")

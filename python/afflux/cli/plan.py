@@ -58,24 +58,19 @@ def plan(arguments: Namespace) -> None:
         fields |= {"num_clients": arguments.clients, "accumulate": arguments.streaming}
         places = {"store": arguments.store, "gpu": arguments.gpu}
         options = planned.fitted(built, arguments.params, ServerOptions(**fields).for_rule(built), **places)
-        estimate = planned.plan(built, arguments.params, options, **places)
+        sizes = planned.plan(built, arguments.params, options, **places)
     names = () if arguments.memory_budget is None else ("max_slots", "max_versions")
     limits = {name: getattr(options, name) for name in names}
     if arguments.json:
-        sums = {"memory_bytes": estimate.memory_bytes, "disk_bytes": estimate.disk_bytes}
-        print(json.dumps(asdict(estimate) | sums | limits))
+        sums = {"memory_bytes": sizes.memory_bytes, "disk_bytes": sizes.disk_bytes}
+        print(json.dumps(asdict(sizes) | sums | limits))
         return
-    parts_of = {
-        "memory": estimate.memory,
-        "at work": estimate.working,
-        "pinned": estimate.host,
-        "on disk": estimate.disk,
-    }
+    parts_of = {"memory": sizes.memory, "at work": sizes.working, "pinned": sizes.host, "on disk": sizes.disk}
     for title, parts in parts_of.items():
         for name, part in parts.items():
             print(f"{title:<10}{name:<18}{in_bytes(part.size):>8}  {part.what}")
             title = ""
     bounds = "".join(f", {name} = {value}" for name, value in limits.items() if value is not None)
-    print(f"{'in all':<10}{'memory':<18}{in_bytes(estimate.memory_bytes):>8}  at most{bounds}")
+    print(f"{'in all':<10}{'memory':<18}{in_bytes(sizes.memory_bytes):>8}  at most{bounds}")
     if arguments.store:
-        print(f"{'':<10}{'on disk':<18}{in_bytes(estimate.disk_bytes):>8}  when every client has pushed")
+        print(f"{'':<10}{'on disk':<18}{in_bytes(sizes.disk_bytes):>8}  when every client has pushed")

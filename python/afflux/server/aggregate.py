@@ -12,7 +12,7 @@ from afflux import ops
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.statistics import mixed_buffers
 from afflux.arrays.fields import write_all
-from afflux.arrays.interop import FLOATS, first_beyond, is_same, is_torch, kind_of, readable_copy
+from afflux.arrays.interop import FLOATS, first_beyond, is_same, is_torch, readable_copy, types_of
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.roles import Roles, warn_of_means
 from afflux.ops.errors import AffluxError, UnavailableError
@@ -88,7 +88,7 @@ def aggregate(
     buffers = mixed_buffers(
         "update", read[0][1], [vector for _, vector in read], numbers, [True] * len(read), 1.0, layout.averaged_size
     )
-    dtype = "float64" if "float64" in _kinds(chain(*(arrays for arrays, _ in read))) else "float32"
+    dtype = "float64" if "float64" in types_of(chain(*(arrays for arrays, _ in read))) else "float32"
     target: Any = np.zeros(layout.size, dtype)
     if out is not None:
         adapter.copy_out("aggregate", Pulled(target, 0, buffers), out, check=True)
@@ -128,11 +128,6 @@ def _shares(weights: object, count: int) -> Float64:
     return numbers if abs(total - 1.0) <= count * float_info.epsilon else numbers / total
 
 
-def _kinds(arrays: Iterable[Any]) -> set[str]:
-    """Return the names of the dtypes of arrays."""
-    return {kind_of("", array) for array in {getattr(array, "dtype", id(array)): array for array in arrays}.values()}
-
-
 def _read(i: int, tree: Tree, adapter: InputAdapter, memory: list[Memory]) -> tuple[list[Any], Float64 | None]:
     """Return the parameters and the buffers of a tree; `memory` gets its own arrays."""
     layout, originals = adapter.layout, list[Any]()
@@ -154,7 +149,7 @@ def _read(i: int, tree: Tree, adapter: InputAdapter, memory: list[Memory]) -> tu
 def _parts_of(out: Tree, layout: Layout) -> ops.Parts | None:
     """Return the parameters of `out`, if the engine can write them where they are."""
     arrays = layout._parameter_matcher.find(out)
-    kinds = _kinds(arrays)
+    kinds = types_of(arrays)
     if len(kinds) > 1 or not kinds <= FLOATS - {"float16", "bfloat16"} or layout.aliases:
         return None
     arrays = [array.detach() if is_torch(array) else array for array in arrays]
