@@ -153,7 +153,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
     if before.rows is not None:
         extremes = [w.extremes for w in ordered]
         rows, moves = before.rows.plan(rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes)
-    unchecked = np.isnan(arrivals.measured_norms).any()
+    unchecked = any([norm != norm for norm in arrivals.measured_norms.tolist()])
     base, most = params_weight(rule.kind, weights), before.limits.max_abs if unchecked else inf
     plan = RoundPlan(version, slots, factors, base, step, names, weights.rule_vectors, weights.next, states, rows, most)
     scalars = before.scalars if weights.scalars is None else weights.scalars

@@ -1,7 +1,6 @@
 """The newest version for callers: the server's own memory, or a copy if a round may overwrite it."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -30,16 +29,20 @@ def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
     return version if params is version.params else replace(version, params=params)
 
 
-@contextmanager
-def reading(aggregator: Aggregator) -> Iterator[None]:
-    """Mark a block that reads a version. A step that needs the version's memory waits for the block."""
-    ticket = Ticket()
-    try:
-        aggregator.reading.add(ticket)
-        yield
-    finally:
-        aggregator.reading.discard(ticket)
-        aggregator.notify_waiters()
+class Reading:
+    """A block that reads a version. A step that needs the version's memory waits for the block."""
+
+    __slots__ = ("_aggregator", "_ticket")
+
+    def __init__(self, aggregator: Aggregator) -> None:
+        self._aggregator, self._ticket = aggregator, Ticket()
+
+    def __enter__(self) -> None:
+        self._aggregator.reading.add(self._ticket)
+
+    def __exit__(self, *error: object) -> None:
+        self._aggregator.reading.discard(self._ticket)
+        self._aggregator.notify_waiters()
 
 
 def copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
@@ -48,7 +51,7 @@ def copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
         return aggregator.when_idle("pull", partial(_copied_newest, aggregator, copy))
     _check_pull(aggregator)
     aggregator.check_storage()
-    with reading(aggregator):
+    with Reading(aggregator):
         return _copied_newest(aggregator, copy)
 
 
