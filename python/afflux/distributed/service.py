@@ -20,7 +20,7 @@ from afflux.distributed.shard import Call, Failure
 from afflux.ops.errors import AffluxError, PlaneError
 from afflux.ops.validation import brief
 from afflux.server.server import Server
-from afflux.server.versions import Reading
+from afflux.server.versions import VersionReading
 
 #: What is wrong if a request cannot be unpickled.
 UNREADABLE = "the server's process cannot read the request"
@@ -78,7 +78,7 @@ class Exchange:
     def _pull(self, server: Server, task: str | None) -> None:
         aggregator = server._aggregator
         aggregator.enter("pull")
-        with Reading(aggregator):
+        with VersionReading(aggregator):
             self._show(server, task)  # a round that waits for the end of this block finds the version released
 
     def _show(self, server: Server, task: str | None) -> None:

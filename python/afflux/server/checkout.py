@@ -82,7 +82,7 @@ class Task:
         Raises:
             AffluxError: as `pulled`, or as `Server.pull`; nothing is written.
         """
-        with versions.Reading(self._aggregator):
+        with versions.VersionReading(self._aggregator):
             self._adapter.copy_out("Task.load", self.pulled, target)
 
     @clears_tracebacks
@@ -96,7 +96,7 @@ class Task:
         Raises:
             AffluxError: as `pulled`, or a value is not finite in the dtype of its array.
         """
-        with versions.Reading(self._aggregator):
+        with versions.VersionReading(self._aggregator):
             return self._adapter.copied_tree(self.pulled)
 
     @clears_tracebacks

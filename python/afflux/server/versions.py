@@ -29,7 +29,7 @@ def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
     return version if params is version.params else replace(version, params=params)
 
 
-class Reading:
+class VersionReading:
     """A block that reads a version. A step that needs the version's memory waits for the block."""
 
     __slots__ = ("_aggregator", "_ticket")
@@ -51,7 +51,7 @@ def copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
         return aggregator.when_idle("pull", partial(_copied_newest, aggregator, copy))
     _check_pull(aggregator)
     aggregator.check_storage()
-    with Reading(aggregator):
+    with VersionReading(aggregator):
         return _copied_newest(aggregator, copy)
 
 
