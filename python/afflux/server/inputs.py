@@ -348,7 +348,7 @@ class InputAdapter:
                 if length("out", out) != self.size:
                     raise AffluxError(f"it has {length('out', out)} elements, params has {self.size}")
                 # A vector in one piece that needs no rounding: 7 us less, on a Zen 3.
-                plain = type(out) is np.ndarray and out.flags.c_contiguous and out.dtype.kind == "f"
+                plain = type(out) is type(now.params) is np.ndarray and out.flags.c_contiguous
                 if plain and not check and out.dtype == now.params.dtype:  # type: ignore[union-attr]
                     ops.ingest(now.params, out, num_threads=self.num_threads)
                 else:
