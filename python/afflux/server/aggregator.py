@@ -62,7 +62,7 @@ class Aggregator:
         self.plane = plane
         self.admission = admission
         self.max_slots, self.max_versions = max_slots, options.max_versions
-        self.accumulate = options.accumulate
+        self.accumulate, self.records_faults = options.accumulate, options.faults == "record"
         self.slot_bytes = ITEM_BYTES[options.slots_as] * plane.size
         self.norm_watch = norm_watch
         self._progress_watch = ProgressWatch()

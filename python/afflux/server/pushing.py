@@ -7,15 +7,12 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from afflux import ops
 from afflux.aggregation.admission import ClientError
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.frames import clear_stored_frames
-from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.plane import Slot
 from afflux.aggregation.reports import Opened, Pulled, Receipt
 from afflux.aggregation.streaming import MOST_SQUARES
-from afflux.arrays.layout import Tree
 from afflux.arrays.modules import is_module, is_state_dict
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, PlaneError, StoreError, UnavailableError
@@ -36,131 +33,11 @@ from afflux.rules.rule import ClientId, Facts
 from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.arrival_facts import facts_of
-from afflux.server.checkout import Task, close_overdue
+from afflux.server.checkout import Task
 from afflux.server.decisions import count_without_arrival
 from afflux.server.inputs import A_KIND, InputAdapter, overflow
 from afflux.server.pending_push import NoArrival, TaskClosedError, Ticket, add_joined
 from afflux.server.tracebacks import clear_tracebacks
-
-
-class PushReceiver:
-    """The part of a `Server` that takes pushes."""
-
-    options: ServerOptions
-    _aggregator: Aggregator
-    _adapter: InputAdapter
-
-    def push(
-        self,
-        *,
-        task: "Task | str | None" = None,
-        client: ClientId | None = None,
-        version: "int | Pulled | None" = None,
-        staleness: int | None = None,
-        update: "ops.Array | Tree" = None,
-        gradient: "ops.Array | Tree" = None,
-        model: "ops.Array | Tree" = None,
-        num_examples: int = 1,
-        loss: float | None = None,
-        facts: Mapping[str, float] | None = None,
-        client_lr: float | None = None,
-        local_steps: int | None = None,
-        buffers: "Tree | None" = None,
-        timeout: float | None = None,
-    ) -> Receipt:
-        """Push a client's update, gradient or model. The M-th arrival makes a server step.
-
-        A client sends one of these three vectors. The sweep that copies the vector converts it to the kind that the
-        rule takes:
-
-            update = model - base,  model = base + update
-            gradient = -update / (client_lr local_steps), and back
-
-        in float64, rounded once to the dtype of the slots. The base is the version that the client pulled. Before the
-        subtraction it is rounded to the dtype of each of the model's arrays that is narrower, because a bfloat16 client
-        has received the rounded values.
-
-        Args:
-            task: the result of `checkout`, or its id, instead of `client` and `version`; the push closes it.
-            client: the client's id: an int in 64 bits, signed or unsigned, or a str of at most 1,024 bytes in UTF-8.
-            version: the version that the client pulled: the result of `pull`, or its number. Conversions from or to a
-                model need its params: with a number, the version must be the newest one, or held for a task.
-            staleness: instead of a version: the number of versions that were made since the client's, counted at the
-                join. Conversions from or to a model need a version.
-            update: local minus pulled params: (d,) float32, float64, float16 or bfloat16, or a tree like the server's,
-                whose arrays are copied into one slot.
-            gradient: in the same forms; it points in the direction of ascent.
-            model: in the same forms, the client's own params; a torch module or its state_dict, for example.
-            num_examples: the client's number of training examples; with 0 the push is no arrival, and its receipt
-                `empty`.
-            loss: its mean training loss, a finite number; None: unknown.
-            facts: further numbers of the client, finite, by the names that the rule needs or `Server(facts=...)` lists;
-                None: none. Those that the rule needs must be there.
-            client_lr: its learning rate, for conversions from or to a gradient.
-            local_steps: its number of local steps, for the same conversions, and for the rule (`Arrivals.local_steps`).
-            buffers: the client's values of the model's buffers: a tree that holds them, or a flat float64 vector. None:
-                they are in `model`.
-            timeout: seconds to wait while all slots are in use; None: no limit, 0: do not wait. A push waits for
-                the rule's own code (weigh, step) in any case.
-
-        Returns:
-            The receipt of the push.
-
-        Raises:
-            AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value (with faults="record" a
-                receipt reports it instead); or arguments that cannot be combined. Nothing has changed.
-            StoreError: the store cannot be read or written. The error's attribute `joined`, and its message, say
-                whether the arrival has joined. If it has, it must not be pushed again.
-            BusyError: all slots were in use for `timeout` seconds; nothing has changed.
-            PlaneError: a process or GPU that holds vectors of the server has failed.
-            UnavailableError: a vector on a device that this build does not serve.
-
-        A KeyboardInterrupt during a step, or while an arrival is added to a sum, is raised although the arrival has
-        joined (see `counts`). The next call that needs the result finishes the work.
-
-        Cost: one sweep, which reads the vector, and the base if one is needed, and writes a slot. (With a server on a
-        GPU, a vector on the host and a base, the base is copied to the host first; with inplace and a version's number,
-        the base is copied after a round in progress.)
-
-        >>> import numpy as np
-        >>> from afflux import Server, rules
-        >>> server = Server(rules.fedasync(alpha=0.5), np.zeros(2, np.float32))  # which mixes models
-        >>> pulled = server.pull()
-        >>> server.push(client=7, version=pulled, update=np.array([2.0, 4.0])).status, server.params.tolist()
-        ('joined', [1.0, 2.0])
-        """
-        aggregator, adapter = self._aggregator, self._adapter
-        number = details = call = result = None
-        try:
-            if (
-                (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
-                and (timeout is None and staleness is None)
-                and (adapter.layout is None or not adapter.layout.apart)
-            ):
-                number = version.version if type(version) is Pulled else version
-                result = aggregator.admission.push(client, number, update, gradient, model, num_examples, loss)
-                if type(result) is Receipt:
-                    return result
-            if result is None:  # else the vector is in its slot, and the result has the facts of the push
-                aggregator.enter("push")
-                details = client_lr, local_steps, buffers, timeout, staleness
-                call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *details)
-            if aggregator.admission.next_deadline != inf:
-                close_overdue(aggregator)
-            ticket = Ticket(call, result)
-        except BaseException as error:
-            task = version = update = gradient = model = buffers = details = call = result = None
-            clear_tracebacks(error)
-            if isinstance(error, Exception):
-                aggregator.count_refused()
-            del self, aggregator, adapter
-            raise
-        # This frame, which a stored traceback keeps, may hold neither the server, the slot, versions nor the vector.
-        task = version = update = gradient = model = buffers = details = call = result = None
-        try:
-            return _receive(self, ticket)
-        finally:
-            del self, aggregator, adapter, ticket
 
 
 class PushCall(Struct):
@@ -182,14 +59,14 @@ class PushCall(Struct):
     staleness: int | None = None
 
 
-def _receive(receiver: PushReceiver, ticket: Ticket) -> Receipt:
+def receive(aggregator: Aggregator, adapter: InputAdapter, ticket: Ticket) -> Receipt:
     """Take in the vector of a push, unless the ticket has the facts of the push, and let the arrival join."""
-    aggregator, pushed, arrival = receiver._aggregator, ticket.pushed, None
+    pushed, arrival = ticket.pushed, None
     try:
         if pushed is not None:
             ticket.client_id, ticket.pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
             return aggregator.join(pushed, ticket)
-        arrival = take_in(receiver, ticket, ticket.call)
+        arrival = take_in(aggregator, adapter, ticket, ticket.call)
         if isinstance(arrival, NoArrival):
             return _no_arrival(aggregator, ticket, arrival)
         pushed = arrival
@@ -201,7 +78,7 @@ def _receive(receiver: PushReceiver, ticket: Ticket) -> Receipt:
         if isinstance(error, StoreError):
             add_joined(error, joined=bool(ticket.decided))
         if not ticket.decided:
-            if receiver.options.faults == "record" and (fault := fault_of(error, ticket)) is not None:
+            if aggregator.records_faults and (fault := fault_of(error, ticket)) is not None:
                 return _no_arrival(aggregator, ticket, fault)
             aggregator.count_refused()
         raise
@@ -219,7 +96,7 @@ def _receive(receiver: PushReceiver, ticket: Ticket) -> Receipt:
         if ticket.made_step:
             aggregator.report_steps()
             clear_stored_frames()
-        del receiver, aggregator
+        del aggregator, adapter
 
 
 class Request(Struct):
@@ -242,11 +119,14 @@ class Request(Struct):
 Lend = Callable[[str, Any, Conversion | None], Slot]
 
 
-def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend | None = None) -> Pushed | NoArrival:
+def take_in(
+    aggregator: Aggregator, adapter: InputAdapter, ticket: Ticket, call: PushCall, lend: Lend | None = None
+) -> Pushed | NoArrival:
     """Check the arguments of a push, and take its vector into a slot: that of the ticket, or a new one.
 
     Args:
-        receiver: the server.
+        aggregator: that of the server.
+        adapter: that of the server.
         ticket: gets the slot, the task, the client and the version as soon as they are known.
         call: the arguments.
         lend: makes the slot from the caller's own arrays; None: they are copied.
@@ -254,7 +134,6 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
     Returns:
         The facts of the arrival, which has not joined; or the reason why there is none.
     """
-    aggregator, adapter = receiver._aggregator, receiver._adapter
     request = _read(aggregator, adapter.kind, ticket, call)
     if isinstance(request, NoArrival):
         return request
@@ -277,7 +156,7 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
     if kind != adapter.kind:  # only after the push has a slot: a step may wait until the base is read
         ticket.reading = True
         aggregator.reading.add(ticket)
-        conversion = _conversion(receiver, call, request)
+        conversion = _conversion(aggregator, adapter.kind, call, request)
         if conversion is None:
             return NoArrival("expired", _GONE, client_id, request.pulled, request.entry)
     norm, extremes = nan, (nan, nan)
@@ -289,8 +168,8 @@ def take_in(receiver: PushReceiver, ticket: Ticket, call: PushCall, lend: Lend |
         sweep, norm = adapter.take_in(subject, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
         _, squares, low, high = sweep
         extremes = (low, high)
-        if squares > MOST_SQUARES and (receiver.options.accumulate or aggregator.rule.needs.products):
-            raise overflow(subject, sweep, "sums" if receiver.options.accumulate else "inner products")
+        if squares > MOST_SQUARES and (aggregator.accumulate or aggregator.rule.needs.products):
+            raise overflow(subject, sweep, "sums" if aggregator.accumulate else "inner products")
     ticket.checking = False
     if conversion is not None:
         conversion = None  # the round that this push completes may need the memory
@@ -495,15 +374,15 @@ def _scale(client_id: ClientId | None, client_lr: object, local_steps: int) -> f
     return rate * local_steps or None
 
 
-def _conversion(receiver: PushReceiver, call: PushCall, request: Request) -> Conversion | None:
+def _conversion(aggregator: Aggregator, target: Kind, call: PushCall, request: Request) -> Conversion | None:
     """Return the conversion to the rule's kind; None if its base is not held, so that the push makes no arrival."""
-    subject, kind, target = request.subject, request.kind, receiver._adapter.kind
+    subject, kind = request.subject, request.kind
     with_base = "model" in (kind, target)
     if call.staleness is not None and with_base:
         raise CallError(f"{subject} cannot become {A_KIND[target]} with staleness=: give version= or task=")
-    base = _base(receiver._aggregator, call.task, call.version, request.pulled)
+    base = _base(aggregator, call.task, call.version, request.pulled)
     if base is None and with_base:
-        if request.entry is None and receiver.options.faults == "raise":
+        if request.entry is None and not aggregator.records_faults:
             raise AffluxError(f"{subject} needs version {request.pulled}: {_GONE}")
         return None
     if "gradient" in (kind, target) and request.scale is None:

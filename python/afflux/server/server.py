@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import inf
 from os import PathLike
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, Self, Unpack, overload
@@ -12,7 +13,7 @@ from afflux import ops
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import Options, ServerOptions, options_of
 from afflux.aggregation.plane import DataPlane
-from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Report
+from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Receipt, Report
 from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.roles import warn_of_means
@@ -20,18 +21,20 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.units import ITEM_BYTES
 from afflux.ops.validation import MOST_COUNT, a_thread_count, brief, integer, is_function, optional, path_of, positive
 from afflux.rules.rule import ClientId, Rule, a_rule
-from afflux.server import checkout as checking
 from afflux.server import persistence, versions
 from afflux.server.assembly import assemble
+from afflux.server.checkout import Task, close_overdue, open_task, open_tasks
 from afflux.server.inputs import InputAdapter
-from afflux.server.step import StepReceiver
+from afflux.server.pending_push import Ticket
+from afflux.server.pushing import PushCall, receive
+from afflux.server.step import Finished, make_step
 from afflux.server.step_callbacks import OnStep
 from afflux.server.tracebacks import clear_tracebacks, clears_tracebacks
 from afflux.store.metadata import damage_as_store_error
 from afflux.store.store import Store
 
 
-class Server(StepReceiver):
+class Server:
     """The main entry point: params, versions, and a rule applied to every M arrivals.
 
     Args:
@@ -192,6 +195,155 @@ class Server(StepReceiver):
             raise
         return server
 
+    def push(
+        self,
+        *,
+        task: "Task | str | None" = None,
+        client: ClientId | None = None,
+        version: "int | Pulled | None" = None,
+        staleness: int | None = None,
+        update: "ops.Array | Tree" = None,
+        gradient: "ops.Array | Tree" = None,
+        model: "ops.Array | Tree" = None,
+        num_examples: int = 1,
+        loss: float | None = None,
+        facts: Mapping[str, float] | None = None,
+        client_lr: float | None = None,
+        local_steps: int | None = None,
+        buffers: "Tree | None" = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Push a client's update, gradient or model. The M-th arrival makes a server step.
+
+        A client sends one of these three vectors. The sweep that copies the vector converts it to the kind that the
+        rule takes:
+
+            update = model - base,  model = base + update
+            gradient = -update / (client_lr local_steps), and back
+
+        in float64, rounded once to the dtype of the slots. The base is the version that the client pulled. Before the
+        subtraction it is rounded to the dtype of each of the model's arrays that is narrower, because a bfloat16 client
+        has received the rounded values.
+
+        Args:
+            task: the result of `checkout`, or its id, instead of `client` and `version`; the push closes it.
+            client: the client's id: an int in 64 bits, signed or unsigned, or a str of at most 1,024 bytes in UTF-8.
+            version: the version that the client pulled: the result of `pull`, or its number. Conversions from or to a
+                model need its params: with a number, the version must be the newest one, or held for a task.
+            staleness: instead of a version: the number of versions that were made since the client's, counted at the
+                join. Conversions from or to a model need a version.
+            update: local minus pulled params: (d,) float32, float64, float16 or bfloat16, or a tree like the server's,
+                whose arrays are copied into one slot.
+            gradient: in the same forms; it points in the direction of ascent.
+            model: in the same forms, the client's own params; a torch module or its state_dict, for example.
+            num_examples: the client's number of training examples; with 0 the push is no arrival, and its receipt
+                `empty`.
+            loss: its mean training loss, a finite number; None: unknown.
+            facts: further numbers of the client, finite, by the names that the rule needs or `Server(facts=...)` lists;
+                None: none. Those that the rule needs must be there.
+            client_lr: its learning rate, for conversions from or to a gradient.
+            local_steps: its number of local steps, for the same conversions, and for the rule (`Arrivals.local_steps`).
+            buffers: the client's values of the model's buffers: a tree that holds them, or a flat float64 vector. None:
+                they are in `model`.
+            timeout: seconds to wait while all slots are in use; None: no limit, 0: do not wait. A push waits for
+                the rule's own code (weigh, step) in any case.
+
+        Returns:
+            The receipt of the push.
+
+        Raises:
+            AffluxError: a wrong id, version, length, dtype or layout, or a non-finite value (with faults="record" a
+                receipt reports it instead); or arguments that cannot be combined. Nothing has changed.
+            StoreError: the store cannot be read or written. The error's attribute `joined`, and its message, say
+                whether the arrival has joined. If it has, it must not be pushed again.
+            BusyError: all slots were in use for `timeout` seconds; nothing has changed.
+            PlaneError: a process or GPU that holds vectors of the server has failed.
+            UnavailableError: a vector on a device that this build does not serve.
+
+        A KeyboardInterrupt during a step, or while an arrival is added to a sum, is raised although the arrival has
+        joined (see `counts`). The next call that needs the result finishes the work.
+
+        Cost: one sweep, which reads the vector, and the base if one is needed, and writes a slot. (With a server on a
+        GPU, a vector on the host and a base, the base is copied to the host first; with inplace and a version's number,
+        the base is copied after a round in progress.)
+
+        >>> import numpy as np
+        >>> from afflux import Server, rules
+        >>> server = Server(rules.fedasync(alpha=0.5), np.zeros(2, np.float32))  # which mixes models
+        >>> pulled = server.pull()
+        >>> server.push(client=7, version=pulled, update=np.array([2.0, 4.0])).status, server.params.tolist()
+        ('joined', [1.0, 2.0])
+        """
+        aggregator, adapter = self._aggregator, self._adapter
+        number = details = call = result = None
+        try:
+            if (
+                (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
+                and (timeout is None and staleness is None)
+                and (adapter.layout is None or not adapter.layout.apart)
+            ):
+                number = version.version if type(version) is Pulled else version
+                result = aggregator.admission.push(client, number, update, gradient, model, num_examples, loss)
+                if type(result) is Receipt:
+                    return result
+            if result is None:  # else the vector is in its slot, and the result has the facts of the push
+                aggregator.enter("push")
+                details = client_lr, local_steps, buffers, timeout, staleness
+                call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *details)
+            if aggregator.admission.next_deadline != inf:
+                close_overdue(aggregator)
+            ticket = Ticket(call, result)
+        except BaseException as error:
+            task = version = update = gradient = model = buffers = details = call = result = None
+            clear_tracebacks(error)
+            if isinstance(error, Exception):
+                aggregator.count_refused()
+            del self, aggregator, adapter
+            raise
+        # This frame, which a stored traceback keeps, may hold neither the server, the slot, versions nor the vector.
+        task = version = update = gradient = model = buffers = details = call = result = None
+        try:
+            return receive(aggregator, adapter, ticket)
+        finally:
+            del self, aggregator, adapter, ticket
+
+    @clears_tracebacks
+    def step(
+        self, pushes: "Iterable[Finished]", out: "ops.Array | Tree | None" = None
+    ) -> tuple[tuple[Receipt, ...], Report | None]:
+        """Make one round of the waiting arrivals and of these pushes, however many there are.
+
+        The result is that of these pushes to a server with rounds="flush", and then of `flush`: the same params,
+        receipts, log and states. But the pushes and the round are one decision: if a push raises an error, or the round
+        cannot be made, nothing has changed. With faults="record" the faulty pushes get their receipts, and the others
+        make the round.
+
+        Args:
+            pushes: for each a tuple (client, version, vector), with a vector of the rule's kind, or a dict of arguments
+                of `push`, without timeout. Each vector has memory of its own. No other thread may write to the vectors
+                before the call returns. The round reads them where they are, without a copy, unless params are
+                on a GPU or in shards, or the rule or an option needs them first: inplace, accumulate, max_norm,
+                clip_norms, cached rows, norms, inner products, a store that does not commit every version of a
+                rule with vectors. Norms of vectors that are not copied are NaN in the report.
+            out: a flat vector or a tree like the server's, into which params (and buffers) are then copied.
+
+        Returns:
+            The receipts, in the order of the pushes, and the report of the round; None if no arrival was left for it.
+
+        Raises:
+            AffluxError: as `push` and `flush`. Or `out` cannot hold a value of the new version: the round is made.
+            StoreError: as `push`.
+
+        >>> import numpy as np
+        >>> from afflux import Server, rules
+        >>> server, mine = Server(rules.fedavg(), {"w": np.zeros(2, np.float32)}), {"w": np.empty(2, np.float32)}
+        >>> updates = [("ann", 0, {"w": np.ones(2)}), {"client": "bob", "version": 0, "model": {"w": np.full(2, 3.0)}}]
+        >>> receipts, report = server.step(updates, out=mine)
+        >>> [receipt.status for receipt in receipts], report.version, mine["w"].tolist()
+        (['joined', 'joined'], 1, [2.0, 2.0])
+        """
+        return make_step(self._aggregator, self._adapter, self.options, pushes, out)
+
     @overload
     def pull(self) -> Pulled: ...
     @overload
@@ -273,7 +425,7 @@ class Server(StepReceiver):
         return aggregator.replace_rule(rule, options.slots_of(rule))
 
     @clears_tracebacks
-    def checkout(self, client: ClientId, *, lease: float | None = None, hold: bool = True) -> checking.Task:
+    def checkout(self, client: ClientId, *, lease: float | None = None, hold: bool = True) -> Task:
         """Open a task: a client trains from the newest version.
 
         A push closes the task, and so do `Task.cancel` and the end of its lease. A client may have several tasks.
@@ -307,7 +459,7 @@ class Server(StepReceiver):
         (True, 'expired')
         """
         self._enter_on_time("checkout")
-        return checking.open_task(self._aggregator, self._adapter, client, lease, hold)
+        return open_task(self._aggregator, self._adapter, client, lease, hold)
 
     @clears_tracebacks
     def handle(self, *, timeout: float = 60.0) -> Any:
@@ -330,10 +482,10 @@ class Server(StepReceiver):
 
     @property
     @clears_tracebacks
-    def tasks(self) -> tuple[checking.Task, ...]:
+    def tasks(self) -> tuple[Task, ...]:
         """The open tasks, oldest first."""
         self._enter_on_time("tasks")
-        return checking.open_tasks(self._aggregator, self._adapter)
+        return open_tasks(self._aggregator, self._adapter)
 
     @clears_tracebacks
     def poll(self) -> Report | None:
@@ -343,7 +495,7 @@ class Server(StepReceiver):
             The report of that step; None if no step was due.
         """
         self._aggregator.enter("poll")
-        checking.close_overdue(self._aggregator)
+        close_overdue(self._aggregator)
         return self._aggregator.flush(late=True)
 
     @clears_tracebacks
@@ -689,4 +841,4 @@ class Server(StepReceiver):
     def _enter_on_time(self, op: str) -> None:
         """Enter a call; first close the tasks whose lease has ended."""
         self._aggregator.enter(op)
-        checking.close_overdue(self._aggregator)
+        close_overdue(self._aggregator)

@@ -10,7 +10,7 @@ from afflux import ops
 from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.frames import clear_stored_frames
-from afflux.aggregation.options import reads_in_place
+from afflux.aggregation.options import ServerOptions, reads_in_place
 from afflux.aggregation.reports import Decision, Receipt, Report
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Total
@@ -21,102 +21,71 @@ from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import close_overdue
 from afflux.server.decisions import arrival_of, count_without_arrival, receipt_of
-from afflux.server.inputs import NO_MEMORY, require_own_memory
+from afflux.server.inputs import NO_MEMORY, InputAdapter, require_own_memory
 from afflux.server.pending_push import NoArrival, Ticket, add_joined
-from afflux.server.pushing import NO_TASK, CallError, PushCall, PushReceiver, fault_of, take_in
-from afflux.server.tracebacks import clear_tracebacks, clears_tracebacks
+from afflux.server.pushing import NO_TASK, CallError, PushCall, fault_of, take_in
+from afflux.server.tracebacks import clear_tracebacks
 
 #: A finished update of a client: (client, version, vector), or the arguments of `Server.push`.
 Finished = tuple[Any, Any, Any] | Mapping[str, Any]
 
 
-class StepReceiver(PushReceiver):
-    """The part of a `Server` that takes all pushes of a round at once."""
-
-    @clears_tracebacks
-    def step(
-        self, pushes: "Iterable[Finished]", out: "ops.Array | Tree | None" = None
-    ) -> tuple[tuple[Receipt, ...], Report | None]:
-        """Make one round of the waiting arrivals and of these pushes, however many there are.
-
-        The result is that of these pushes to a server with rounds="flush", and then of `flush`: the same params,
-        receipts, log and states. But the pushes and the round are one decision: if a push raises an error, or the round
-        cannot be made, nothing has changed. With faults="record" the faulty pushes get their receipts, and the others
-        make the round.
-
-        Args:
-            pushes: for each a tuple (client, version, vector), with a vector of the rule's kind, or a dict of arguments
-                of `push`, without timeout. Each vector has memory of its own. No other thread may write to the vectors
-                before the call returns. The round reads them where they are, without a copy, unless params are
-                on a GPU or in shards, or the rule or an option needs them first: inplace, accumulate, max_norm,
-                clip_norms, cached rows, norms, inner products, a store that does not commit every version of a
-                rule with vectors. Norms of vectors that are not copied are NaN in the report.
-            out: a flat vector or a tree like the server's, into which params (and buffers) are then copied.
-
-        Returns:
-            The receipts, in the order of the pushes, and the report of the round; None if no arrival was left for it.
-
-        Raises:
-            AffluxError: as `push` and `flush`. Or `out` cannot hold a value of the new version: the round is made.
-            StoreError: as `push`.
-
-        >>> import numpy as np
-        >>> from afflux import Server, rules
-        >>> server, mine = Server(rules.fedavg(), {"w": np.zeros(2, np.float32)}), {"w": np.empty(2, np.float32)}
-        >>> updates = [("ann", 0, {"w": np.ones(2)}), {"client": "bob", "version": 0, "model": {"w": np.full(2, 3.0)}}]
-        >>> receipts, report = server.step(updates, out=mine)
-        >>> [receipt.status for receipt in receipts], report.version, mine["w"].tolist()
-        (['joined', 'joined'], 1, [2.0, 2.0])
-        """
-        aggregator, adapter = self._aggregator, self._adapter
-        aggregator.enter("step")
-        if out is not None:
-            versions.copied(aggregator, partial(adapter.copy_out, "step", out=out, check=True))
-        close_overdue(aggregator)
-        batch: StepBatch | None = None
-        try:
-            calls = _calls(pushes, adapter.kind)
-            receipts: tuple[Receipt, ...] = ()
-            report: Report | None = None
-            for in_place in (True, False) if _reads_in_place(self) else (False,):
-                batch = StepBatch(self, calls, in_place=in_place)
-                batch.take_in()
-                try:
-                    report = aggregator.flush(batch=batch)
-                    receipts = tuple(batch.receipts)
-                    break
-                except (AffluxError, UnavailableError):
-                    if batch.is_decided or not in_place:
-                        raise
-                # Taken in as by pushes, each vector gets its receipt, or an error with the reason.
-                batch.release()
-        except Exception as error:
-            is_decided = batch is not None and batch.is_decided
-            if isinstance(error, StoreError):
-                add_joined(error, joined=is_decided, subject="the pushes have", it="them")
-            if not is_decided:
-                aggregator.count_refused()
-            raise
-        finally:
-            pushes = ()
-            if batch is not None:
-                batch.release()
-            batch = None
-            clear_stored_frames()
-            aggregator.notify_waiters()
-        if out is not None:
+def make_step(
+    aggregator: Aggregator,
+    adapter: InputAdapter,
+    options: ServerOptions,
+    pushes: Iterable[Finished],
+    out: "ops.Array | Tree | None",
+) -> tuple[tuple[Receipt, ...], Report | None]:
+    """Make the round of `Server.step`."""
+    aggregator.enter("step")
+    if out is not None:
+        versions.copied(aggregator, partial(adapter.copy_out, "step", out=out, check=True))
+    close_overdue(aggregator)
+    batch: StepBatch | None = None
+    try:
+        calls = _calls(pushes, adapter.kind)
+        receipts: tuple[Receipt, ...] = ()
+        report: Report | None = None
+        for in_place in (True, False) if _reads_in_place(aggregator, options) else (False,):
+            batch = StepBatch(aggregator, adapter, calls, in_place=in_place)
+            batch.take_in()
             try:
-                versions.copied(aggregator, partial(adapter.copy_out, "step", out=out))
-            except AffluxError as error:
-                raise AffluxError(f"{error}; the round is made, as version {aggregator.admission.version}") from None
-        del self, aggregator, adapter  # an error that a rule's part has caught and kept keeps this frame
-        return receipts, report
+                report = aggregator.flush(batch=batch)
+                receipts = tuple(batch.receipts)
+                break
+            except (AffluxError, UnavailableError):
+                if batch.is_decided or not in_place:
+                    raise
+            # Taken in as by pushes, each vector gets its receipt, or an error with the reason.
+            batch.release()
+    except Exception as error:
+        is_decided = batch is not None and batch.is_decided
+        if isinstance(error, StoreError):
+            add_joined(error, joined=is_decided, subject="the pushes have", it="them")
+        if not is_decided:
+            aggregator.count_refused()
+        raise
+    finally:
+        pushes = ()
+        if batch is not None:
+            batch.release()
+        batch = None
+        clear_stored_frames()
+        aggregator.notify_waiters()
+    if out is not None:
+        try:
+            versions.copied(aggregator, partial(adapter.copy_out, "step", out=out))
+        except AffluxError as error:
+            raise AffluxError(f"{error}; the round is made, as version {aggregator.admission.version}") from None
+    del aggregator, adapter  # an error that a rule's part has caught and kept keeps this frame
+    return receipts, report
 
 
-def _reads_in_place(receiver: PushReceiver) -> bool:
+def _reads_in_place(aggregator: Aggregator, options: ServerOptions) -> bool:
     """Return whether the sweep of a round may read the vectors of a step where they are."""
-    rule, plane, storage = receiver._aggregator.rule, receiver._aggregator.plane, receiver._aggregator.storage
-    if not plane.reads_parts or plane.inplace or not reads_in_place(rule, receiver.options):
+    rule, plane, storage = aggregator.rule, aggregator.plane, aggregator.storage
+    if not plane.reads_parts or plane.inplace or not reads_in_place(rule, options):
         return False
     # A store has no third slot of a rule vector: between two commits a sweep overwrites the vector itself.
     return storage is None or storage.commit_every == 1 or not rule.rule_vectors
@@ -159,9 +128,8 @@ class StepBatch:
     with the mutex, before the decision: if a value is not valid, or a vector is not read, nothing has changed.
     """
 
-    def __init__(self, receiver: PushReceiver, calls: list[PushCall], *, in_place: bool) -> None:
-        self._receiver, self._calls = receiver, calls
-        self._aggregator: Aggregator = receiver._aggregator
+    def __init__(self, aggregator: Aggregator, adapter: InputAdapter, calls: list[PushCall], *, in_place: bool) -> None:
+        self._aggregator, self._adapter, self._calls = aggregator, adapter, calls
         self._pushes = [_Push(call, Ticket(memory=NO_MEMORY)) for call in calls]
         self._in_place = in_place
         self._clients: list[Any] = []  # after the decision
@@ -172,13 +140,13 @@ class StepBatch:
     def take_in(self) -> None:
         """Take in all vectors."""
         plane = self._aggregator.plane
-        lend = self._receiver._adapter.in_place if self._in_place else None
+        lend = self._adapter.in_place if self._in_place else None
         for push in self._pushes:
             ticket = push.ticket
             try:
                 if lend is None:  # all of them wait for one round: one that waits for a free slot might wait for ever
                     ticket.slot = plane.reserve_any()
-                push.intake = take_in(self._receiver, ticket, push.call, lend)
+                push.intake = take_in(self._aggregator, self._adapter, ticket, push.call, lend)
             except Exception as error:
                 push.intake = self._fault(error, ticket)
                 if push.intake is None:
@@ -198,7 +166,7 @@ class StepBatch:
     def _fault(self, error: Exception, ticket: Ticket) -> NoArrival | None:
         """Return the fault of a client; None if the step must raise the error."""
         clear_tracebacks(error)
-        return fault_of(error, ticket) if self._receiver.options.faults == "record" else None
+        return fault_of(error, ticket) if self._aggregator.records_faults else None
 
     def decided(self) -> Admission:
         """Return a draft that has the decisions about all pushes; an error changes nothing. May be repeated."""
