@@ -10,8 +10,7 @@ from typing import Any, Literal
 from afflux._engine import Ledger
 from afflux.aggregation.arrivals import PendingArrival, Pushed
 from afflux.aggregation.cache.rows import RowCache
-from afflux.aggregation.limits import Limits
-from afflux.aggregation.options import Duplicates
+from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.plane import NamedVectors
 from afflux.aggregation.reports import (
     Closed,
@@ -59,40 +58,30 @@ class Admission(Ledger):
     faults: tuple[Fault, ...]
     growing_log: list[Entry] | None
 
-    def __init__(
-        self,
-        duplicates: Duplicates,
-        max_staleness: int | None,
-        limits: Limits,
-        log: bool,
-        flush_after: float | None = None,
-        reporting: bool = False,
-        fact_names: tuple[str, ...] = (),
-        by_flush: bool = False,
-        accumulates: bool = False,
-        max_versions: int | None = None,
-    ) -> None:
+    def __init__(self, options: ServerOptions, rule: Rule, *, reporting: bool) -> None:
         """Make a ledger without a state, which `load` gives it.
 
         Args:
-            duplicates: as in `ServerOptions`.
-            max_staleness: likewise.
-            limits: the limits of vectors.
-            log: as in `ServerOptions`.
-            flush_after: as in `ServerOptions`.
+            options: a result of `ServerOptions.for_rule`.
+            rule: that of the server.
             reporting: whether reports of steps are kept until `next_report`.
-            fact_names: the facts that pushes may have.
-            by_flush: whether only `flush` ends rounds: no arrival completes the buffer.
-            accumulates: whether arrivals are terms of a sum.
-            max_versions: as in `ServerOptions`; here of the versions that tasks hold.
         """
-        most = MOST_BASES if max_versions is None else max_versions
-        options = flush_after, by_flush, log, reporting, accumulates, most
-        super().__init__(_CLASSES, duplicates, max_staleness, *options)
-        self.duplicates = duplicates
-        self.limits = limits
+        assert options.duplicates is not None  # for_rule has set it
+        most_bases = MOST_BASES if options.max_versions is None else options.max_versions
+        super().__init__(
+            _CLASSES,
+            options.duplicates,
+            options.max_staleness,
+            options.flush_after,
+            options.rounds == "flush",
+            options.log,
+            reporting,
+            options.accumulate,
+            most_bases,
+        )
+        self.duplicates, self.limits = options.duplicates, options.limits
         self.averaged: int | None = None  #: the number of the model's buffers that are averaged; None: all
-        self.fact_names = fact_names
+        self.fact_names = options.fact_names(rule)
 
     def entries(self) -> list[Entry]:
         """Return all decisions.

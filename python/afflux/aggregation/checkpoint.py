@@ -15,7 +15,6 @@ from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache, with_rows
 from afflux.aggregation.clipping import WINDOW
-from afflux.aggregation.plane import NamedVectors
 from afflux.aggregation.reports import (
     DECISIONS,
     Closed,
@@ -52,43 +51,10 @@ _MOST_EXAMPLES = 2**63 - 1
 class Saved:
     """A checked state."""
 
-    version: int
-    params: Array  #: the state's array
-    buffers: Float64 | None
-    arrivals: list[PendingArrival]  #: the buffer; slots are the state's arrays
+    state: ServerState  #: the saved arrays are in the place of its vectors
     added: int  #: number of arrivals in the total: the first ones of the buffer, which have no slots
     raw: list[float]  #: their raw weights
     total: Float64 | None  #: the state's array, if arrivals are in it
-    rows: RowCache | None
-    rule: Rule  #: the server's rule
-    next_rule: Rule | None  #: the rule that waits to replace it
-    number: int
-    counts: dict[str, int]
-    log: list[Entry] | None
-    rule_vectors: NamedVectors
-    handed: frozenset[str]
-    scalars: Scalars
-    norms: tuple[float, ...]
-    passed: tuple[int, list[ClientId]] | None  #: N, and the clients that have entered in this pass
-
-    def server_state(self, current: Pulled, arrivals: list[PendingArrival]) -> ServerState:
-        """Return the server's state. `current` and `arrivals` are copies in the server's own memory."""
-        return ServerState(
-            current=current,
-            rule=self.rule,
-            next_rule=self.next_rule,
-            rows=self.rows,
-            waiting=arrivals,
-            number=self.number,
-            counts=self.counts,
-            log=self.log,
-            logged=len(self.log or []),
-            rule_vectors=self.rule_vectors,
-            handed=self.handed,
-            scalars=self.scalars,
-            norms=self.norms,
-            passes=None if self.passed is None else Participation(*self.passed, len(self.passed[1])),
-        )
 
 
 def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]:
@@ -226,28 +192,26 @@ class _Loader:
         if before is not None:
             buffers = immutable_copy(self._array("buffers", "float64", (before.size,)))
             rows = [immutable_copy(row) for row in self._array("slot_buffers", "float64", (len(rows), buffers.size))]
-        return Saved(
-            version=self._version,
-            params=self._array("params", self._facts["dtype"], (self._d,)),
-            buffers=buffers,
-            arrivals=self._waiting(rows),
-            added=self._added,
-            raw=self._raw(),
-            total=self._array("total", "float64", (self._d,)) if self._added else None,
-            rows=self._rows(),
+        log = None if meta["log"] is None else [_log_entry(record) for record in self._list("log")]
+        dtype, shape = self._facts["dtype"], (self._d,)
+        state = ServerState(
+            current=Pulled(self._array("params", dtype, shape), self._version, buffers),
             rule=rule,
-            next_rule=self._next_rule(),
+            rows=self._rows(),
+            waiting=self._waiting(rows),
             number=self._number,
             counts={name: _count(meta["counts"][name]) for name in no_counts()},
-            log=None if meta["log"] is None else [_log_entry(record) for record in self._list("log")],
-            rule_vectors={
-                name: self._array(f"rule_vector.{name}", self._facts["dtype"], (self._d,)) for name in rule.rule_vectors
-            },
+            log=log,
+            logged=len(log or []),
+            rule_vectors={name: self._array(f"rule_vector.{name}", dtype, shape) for name in rule.rule_vectors},
             handed=frozenset(name for name in self._list("handed") if name in rule.needs.handed_in),
             scalars=self._scalars(),
+            passes=self._passed(),
+            next_rule=self._next_rule(),
             norms=self._norms(),
-            passed=self._passed(),
         )
+        total = self._array("total", "float64", shape) if self._added else None
+        return Saved(state, self._added, self._raw(), total)
 
     def _array(self, name: str, dtype: str, shape: tuple[int, ...], finite_rows: Array | None = None) -> Array:
         """Return the array of this name. Its values must be finite; with `finite_rows`, only in those rows."""
@@ -363,8 +327,8 @@ class _Loader:
                 "save the state after a flush() or discard()"
             )
 
-    def _passed(self) -> tuple[int, list[ClientId]] | None:
-        """Return N and the clients that have entered in this pass, the buffer's clients last; None without passes."""
+    def _passed(self) -> Participation | None:
+        """Return the clients that have entered in this pass, the buffer's clients last; None without passes."""
         order: list[ClientId] = [_id(client_id) for client_id in self._list("passed")]
         num_clients = self._admission.pass_clients
         waiting = [_id(client_id) for client_id, *_ in self._meta["waiting"]]
@@ -373,7 +337,7 @@ class _Loader:
             _fail(f"{len(order)} clients have entered in this pass, which is impossible")
         if len(order) == num_clients and not self._admission.by_flush:
             _fail("all clients have entered in this pass, and their last round is not made: flush() before")
-        return None if num_clients is None else (num_clients, order)
+        return None if num_clients is None else Participation(num_clients, order, len(order))
 
 
 def open_tasks(records: Iterable[Sequence[Any]]) -> list[Opened]:

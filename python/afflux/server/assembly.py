@@ -6,12 +6,11 @@ from afflux import ops
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import ServerOptions, codec_of, why_unclipped
-from afflux.aggregation.plane import DataPlane, PlaneOptions
+from afflux.aggregation.plane import PlaneOptions
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.state import Participation, ServerState
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
-from afflux.ops.codecs import Codec
 from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
@@ -39,7 +38,20 @@ def assemble(
     plane, clients = adapter.plane, options.num_clients
     max_slots = options.slots_of(rule)
     codec = codec_of(rule, options.slots_as)
-    _allocate(plane, adapter.size, options, codec, max_slots, rule.buffer_size, num_threads)
+    plane.allocate(
+        PlaneOptions(
+            size=adapter.size,
+            dtype=options.dtype,
+            slot_dtype=options.slots_as,
+            slots=max_slots,
+            together=1 if options.accumulate else rule.buffer_size,
+            num_threads=ops.threads(num_threads),
+            max_versions=options.max_versions,
+            inplace=options.inplace,
+            codec=codec,
+            rows_on_host=options.rows_on == "host",
+        )
+    )
     draft, limits = plane.draft("Server"), options.limits
     adapter.take_in_params("[Server] params", parts, draft, limits)
     buffers = adapter.flat_buffers("[Server] params", params)
@@ -58,19 +70,7 @@ def assemble(
         scalars=MappingProxyType(dict(rule.needs.scalars)),
         passes=passes,
     )
-    assert options.duplicates is not None  # for_rule has set it
-    admission = Admission(
-        options.duplicates,
-        options.max_staleness,
-        limits,
-        options.log,
-        options.flush_after,
-        on_step is not None,
-        options.fact_names(rule),
-        options.rounds == "flush",
-        options.accumulate,
-        options.max_versions,
-    )
+    admission = Admission(options, rule, reporting=on_step is not None)
     admission.load(state)
     if _takes_vectors(rule, adapter, options):
         bounds = limits.max_abs, limits.max_norm, MOST_SQUARES
@@ -79,32 +79,6 @@ def assemble(
     watched = len(rule.states) > 1 and options.clip_norms is None  # a second moment; a velocity is a first one
     watch = NormWatch() if watched and why_unclipped(rule, accumulate=options.accumulate) is None else None
     return Aggregator(plane, options, admission, max_slots, on_step, watch)
-
-
-def _allocate(
-    plane: DataPlane,
-    size: int,
-    options: ServerOptions,
-    codec: Codec | None,
-    max_slots: int,
-    buffer_size: int,
-    num_threads: int | None,
-) -> None:
-    """Prepare a plane for the vectors of a server."""
-    plane.allocate(
-        PlaneOptions(
-            size=size,
-            dtype=options.dtype,
-            slot_dtype=options.slots_as,
-            slots=max_slots,
-            together=1 if options.accumulate else buffer_size,
-            num_threads=ops.threads(num_threads),
-            max_versions=options.max_versions,
-            inplace=options.inplace,
-            codec=codec,
-            rows_on_host=options.rows_on == "host",
-        )
-    )
 
 
 def _takes_vectors(rule: Rule, adapter: InputAdapter, options: ServerOptions) -> bool:

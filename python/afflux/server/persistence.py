@@ -198,7 +198,7 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
         for version, buffers in store.retained_buffers.items()
     ]
     retained = {held.version: now if held is last else _on_device(held, aggregator) for held in older}
-    state = store.attach(saved.server_state(now, arrivals), last.params, older)
+    state = store.attach(structs.replace(saved.state, current=now, waiting=arrivals), last.params, older)
     admission.load(state)
     aggregator.attach(store)
     restore(admission, store.open_tasks(), {**retained, now.version: now})
@@ -232,18 +232,18 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputA
         arrivals, uncounted = arrivals_of(saved, aggregator), False
     except BusyError:  # the arrivals that the state replaces are in the slots
         arrivals, uncounted = arrivals_of(saved, aggregator, partial(plane.reserve, counted=False)), True
-    rule_vectors = {name: plane.vector(vector) for name, vector in saved.rule_vectors.items()}
+    rule_vectors = {name: plane.vector(vector) for name, vector in saved.state.rule_vectors.items()}
     constants = _saved_constants(state)  # before the draft, which with inplace is the server's own params
     draft = plane.draft("load_state_dict")
-    plane.fill(draft, saved.params)
-    now = Pulled(plane.finish(draft), saved.version, saved.buffers)
-    admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors))
+    plane.fill(draft, saved.state.current.params)
+    now = replace(saved.state.current, params=plane.finish(draft))
+    new_state = structs.replace(saved.state, current=now, waiting=arrivals, rule_vectors=rule_vectors)
+    admission.load(new_state)
     if constants is not None:
         adapter.constants.replace(constants)
     if uncounted and not aggregator.accumulate:
         with suppress(BusyError):  # other threads have taken slots for their pushes: the vectors stay where they are
-            arrivals = arrivals_of(saved, aggregator)
-            admission.load(structs.replace(saved.server_state(now, arrivals), rule_vectors=rule_vectors))
+            admission.load(structs.replace(new_state, waiting=arrivals_of(saved, aggregator)))
 
 
 def _saved_constants(state: Mapping[str, Any]) -> Constants | None:
@@ -266,11 +266,11 @@ def _saved_constants(state: Mapping[str, Any]) -> Constants | None:
 
 def _prepare_next_rule(saved: Saved, aggregator: Aggregator, options: ServerOptions) -> None:
     """Check the waiting rule of a saved state, and add slots for its arrivals."""
-    rule = saved.next_rule
+    rule = saved.state.next_rule
     if rule is None:
         return
     try:
-        options.for_replacement(saved.rule, rule)
+        options.for_replacement(saved.state.rule, rule)
     except AffluxError as error:
         why = str(error).removeprefix("[Server] ")
         raise AffluxError(f"[load_state_dict] the rule that waits to replace this one: {why}") from None
@@ -296,12 +296,12 @@ def arrivals_of(
         )
     if aggregator.accumulate:
         return _accumulated(saved, aggregator, take)
-    return [_filled(take(), arrival, aggregator) for arrival in saved.arrivals]
+    return [_filled(take(), arrival, aggregator) for arrival in saved.state.waiting]
 
 
 def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot | None]) -> list[PendingArrival]:
     """Return the arrivals for a server that accumulates. A buffered state's vectors are added, through one slot."""
-    total, arrivals, slot = Total.of(aggregator.plane, saved.added, saved.total), list(saved.arrivals), None
+    total, arrivals, slot = Total.of(aggregator.plane, saved.added, saved.total), list(saved.state.waiting), None
     for place, arrival in enumerate(arrivals):
         if place >= saved.added:
             arrival = _filled(take() if slot is None else slot, arrival, aggregator)
@@ -312,7 +312,7 @@ def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot |
                     "large for a sum"
                 )
         known = (arrival.staleness, arrival.num_examples, arrival.norm, arrival.facts)
-        term = term_of(saved.rule, total, place, known, slot)
+        term = term_of(saved.state.rule, total, place, known, slot)
         if place < saved.added and term.weight != saved.raw[place]:
             raise AffluxError(
                 f"[load_state_dict] client {brief(arrival.client_id)} is in the sum with the raw weight "

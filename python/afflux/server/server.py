@@ -342,7 +342,10 @@ class Server:
         >>> [receipt.status for receipt in receipts], report.version, mine["w"].tolist()
         (['joined', 'joined'], 1, [2.0, 2.0])
         """
-        return make_step(self._aggregator, self._adapter, self.options, pushes, out)
+        try:
+            return make_step(self._aggregator, self._adapter, self.options, pushes, out)
+        finally:
+            del self, pushes, out  # an error that a rule's part has caught and kept keeps this frame
 
     @overload
     def pull(self) -> Pulled: ...
