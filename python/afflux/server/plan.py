@@ -16,8 +16,8 @@ from afflux.rules.rule import Rule, a_rule
 from afflux.store.metadata import Shape, shapes_of
 
 
-class Part(NamedTuple):
-    """The bytes of one part, and its description."""
+class Usage(NamedTuple):
+    """The bytes of one part of a plan, and its description."""
 
     size: int
     what: str
@@ -41,10 +41,10 @@ class Plan:
                  at most s max_slots d where several threads push; 8 d more while a round is applied, if others push
     """
 
-    memory: dict[str, Part]  #: between two rounds: `Server.state_bytes`; of a server on a GPU, memory of the GPU
-    working: dict[str, Part]  #: in addition during a round, and while several threads push
-    disk: dict[str, Part]  #: allocated in a store
-    host: dict[str, Part] = field(default_factory=dict)  #: pinned memory of a server on a GPU
+    memory: dict[str, Usage]  #: between two rounds: `Server.state_bytes`; of a server on a GPU, memory of the GPU
+    working: dict[str, Usage]  #: in addition during a round, and while several threads push
+    disk: dict[str, Usage]  #: allocated in a store
+    host: dict[str, Usage] = field(default_factory=dict)  #: pinned memory of a server on a GPU
 
     @property
     def memory_bytes(self) -> int:
@@ -111,30 +111,30 @@ def _plan(rule: Rule, d: int, settings: ServerOptions, *, store: bool, gpu: bool
     if codec is not None or rule.needs.passes:
         clients = clients_of(rule, settings.num_clients, "both")
     waiting, most = rule.buffer_size, settings.slots_of(rule)
-    parts, working = {"params": Part(size, f"the newest version, d {dtype}")}, dict[str, Part]()
+    parts, working = {"params": Usage(size, f"the newest version, d {dtype}")}, dict[str, Usage]()
     if accumulate:
         waiting = 1
-        buffer = {"buffer": Part(slot + 8 * d, f"a slot, d {slot_dtype}, and the sum, d float64")}
-        working["next sum"] = Part(8 * d, "of those who push while a round is applied, d float64")
+        buffer = {"buffer": Usage(slot + 8 * d, f"a slot, d {slot_dtype}, and the sum, d float64")}
+        working["next sum"] = Usage(8 * d, "of those who push while a round is applied, d float64")
     else:
-        buffer = {"buffer": Part(waiting * slot, f"M = {waiting} slots, d {slot_dtype} each")}
+        buffer = {"buffer": Usage(waiting * slot, f"M = {waiting} slots, d {slot_dtype} each")}
     if most < sys.maxsize and most > waiting:
         spare = most - waiting
-        working["other slots"] = Part(spare * slot, f"at most {spare} (max_slots), if others push meanwhile")
+        working["other slots"] = Usage(spare * slot, f"at most {spare} (max_slots), if others push meanwhile")
     if not settings.inplace:
         versions = (max_versions or 2) - 1
-        working["next params"] = Part(versions * size, f"the version being made, at most {versions} (max_versions)")
-    host = dict[str, Part]()
+        working["next params"] = Usage(versions * size, f"the version being made, at most {versions} (max_versions)")
+    host = dict[str, Usage]()
     if codec is not None:
-        parts["sum"] = Part(8 * d, "of the rows, d float64")
+        parts["sum"] = Usage(8 * d, "of the rows, d float64")
         row = codec.row_bytes(d)
-        rows = Part(clients * row, f"N = {clients:,} clients, {in_bytes(row)} each as {codec.name}{_loss(codec, d)}")
+        rows = Usage(clients * row, f"N = {clients:,} clients, {in_bytes(row)} each as {codec.name}{_loss(codec, d)}")
         if gpu and (store or settings.rows_on == "host"):
-            working["staged rows"] = Part(most * row, f"of those who push or wait, at most {most} (max_slots)")
-            host["uploads" if store else "rows"] = Part(row, "for each push at once") if store else rows
+            working["staged rows"] = Usage(most * row, f"of those who push or wait, at most {most} (max_slots)")
+            host["uploads" if store else "rows"] = Usage(row, "for each push at once") if store else rows
         elif not store:
             parts["rows"] = rows
-    parts |= {name: Part(size, f"of the rule, d {dtype}") for name in rule.rule_vectors}
+    parts |= {name: Usage(size, f"of the rule, d {dtype}") for name in rule.rule_vectors}
     memory = {"params": parts.pop("params"), **buffer, **parts}
     if not store:
         return Plan(memory, working, {}, host)
@@ -158,7 +158,7 @@ class _Numbers(NamedTuple):
     holder: str  #: of an older version
 
 
-def _disk(rule: Rule, d: int, codec: Codec | None, shapes: Mapping[str, Shape], numbers: _Numbers) -> dict[str, Part]:
+def _disk(rule: Rule, d: int, codec: Codec | None, shapes: Mapping[str, Shape], numbers: _Numbers) -> dict[str, Usage]:
     """Return the parts on disk. Each array has as many segments as its slots need."""
     clients, commit_every, versions, holder = numbers
     spare = clients if commit_every is None else min(clients, rule.buffer_size * commit_every)
@@ -175,9 +175,9 @@ def _disk(rule: Rule, d: int, codec: Codec | None, shapes: Mapping[str, Shape], 
         segments = -(-slots.get(name, 2) // shape.per_segment)
         content = contents.get(name, "what is committed, and what comes next")
         whole = f"; a segment has {shape.per_segment}" if segments * shape.per_segment > slots.get(name, 2) else ""
-        disk[name] = Part(segments * shape.segment_bytes, content + whole)
+        disk[name] = Usage(segments * shape.segment_bytes, content + whole)
     blocks = 1 + -(-d // SUPERBLOCK) if "rows" in shapes else 0
-    disk["index"] = Part(65536 + clients * (32 + 4 * blocks), "about; and a journal of up to 41 MB while it is open")
+    disk["index"] = Usage(65536 + clients * (32 + 4 * blocks), "about; and a journal of up to 41 MB while it is open")
     return disk
 
 
