@@ -14,7 +14,7 @@ import pytest
 import pairwise
 import parts
 import processes
-from afflux import ops
+from afflux import AffluxError, ops
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -122,6 +122,12 @@ def ready(server):
         size = server.pull().params.size
         server.set_rule_vector(name, np.full(size, 0.25 / max(size, 1) ** 0.5))
     return server
+
+
+def check_error(text, call, *arguments, error=AffluxError, **options):
+    """Check that the call raises the error, with a message in which the pattern `text` is found."""
+    with pytest.raises(error, match=text):
+        call(*arguments, **options)
 
 
 def bits(array):

@@ -7,7 +7,7 @@ import pytest
 
 from afflux import AffluxError, _engine, ops
 from afflux.arrays.pools import Versions
-from conftest import bits
+from conftest import bits, check_error
 
 D = 8
 
@@ -44,11 +44,9 @@ def test_frozen_buffers_are_not_written():
     frozen = make()
     ops.ingest(np.zeros(D), frozen)
     frozen.freeze()
-    with pytest.raises(AffluxError, match=r"\[ingest\] slot is read-only, but is written"):
-        ops.ingest(np.ones(D), frozen)
+    check_error(r"\[ingest\] slot is read-only, but is written", ops.ingest, np.ones(D), frozen)
     one = ops.Combine([np.ones(D, np.float32)], np.ones(1))
-    with pytest.raises(AffluxError, match=r"\[apply\] out is read-only, but is written"):
-        ops.apply(ops.Pass(make(), frozen, one))
+    check_error(r"\[apply\] out is read-only, but is written", ops.apply, ops.Pass(make(), frozen, one))
     with pytest.raises(AffluxError, match=r"\[apply\] new_rows\[0\] is read-only, but is written"):
         ops.apply(ops.Pass(make(), make(), one, ops.CachedDifference(np.zeros(D), 1, [None], [frozen])))
     assert np.asarray(frozen).tolist() == [0.0] * D
@@ -69,18 +67,15 @@ def test_an_argument_keeps_a_buffer_alive_and_lets_it_go():
 def test_the_limit():
     pool = _engine.Pool(D, "bfloat16", 2)
     held = [_engine.Buffer(pool) for _ in range(2)]
-    with pytest.raises(AffluxError, match="all 2 buffers of max_buffers are held"):
-        _engine.Buffer(pool)
+    check_error("all 2 buffers of max_buffers are held", _engine.Buffer, pool)
     held.pop()
     assert _engine.Buffer(pool).size == D
 
 
 @pytest.mark.parametrize("dtype", ["float16", "f4", ""])
 def test_unknown_types(dtype):
-    with pytest.raises(AffluxError, match=f"dtype is '{dtype}', must be float32, float64 or bfloat16"):
-        _engine.Pool(D, dtype, 0)
-    with pytest.raises(AffluxError, match="must not be negative"):
-        _engine.Pool(-1, "float32", 0)
+    check_error(f"dtype is '{dtype}', must be float32, float64 or bfloat16", _engine.Pool, D, dtype, 0)
+    check_error("must not be negative", _engine.Pool, -1, "float32", 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -90,8 +85,7 @@ def test_versions(dtype):
     draft.array[:] = 1
     published = draft.publish()
     other = versions.take()
-    with pytest.raises(AffluxError, match=r"all 2 versions of max_versions are held: release pulled params"):
-        versions.take()
+    check_error(r"all 2 versions of max_versions are held: release pulled params", versions.take)
     del other
     assert (versions.held, versions.allocated) == (1, 2)
     del published, draft
@@ -127,6 +121,5 @@ def test_lent_memory_lives_as_long_as_its_pool():
 def test_memory_that_does_not_fit_is_not_lent():
     pool = _engine.Pool(D, "float32", 0)
     for bad in (np.zeros(D - 1, np.float32), np.zeros(2 * D, np.float32)[::2], np.zeros((2, D), np.float32)):
-        with pytest.raises(AffluxError, match=r"\[lend\] memory must be"):
-            pool.lend(bad)
+        check_error(r"\[lend\] memory must be", pool.lend, bad)
     assert pool.allocated == 0

@@ -11,7 +11,7 @@ from afflux.cli.simulator import app
 from afflux.ops import codecs
 from afflux.ops.errors import ConfigError
 from afflux.sim.papers import codec_errors, table_pages
-from conftest import ROOT
+from conftest import ROOT, check_error
 from test_codecs import ERRORS
 
 ALL = [codecs.Codec(name) for name in codecs.Name.__args__]
@@ -90,8 +90,7 @@ def test_other_files_are_refused(given, message, tmp_path):
     for name, array in files.items():
         np.save(tmp_path / f"{name}.npy", array)
     (tmp_path / "text.npy").write_text("text")
-    with pytest.raises(ConfigError, match=message):
-        codec_errors.read_named_updates(given.format(folder=tmp_path))
+    check_error(message, codec_errors.read_named_updates, given.format(folder=tmp_path), error=ConfigError)
 
 
 def test_a_name_is_given_once(tmp_path):

@@ -13,7 +13,7 @@ from afflux import AffluxError, ops
 from afflux.aggregation.cache.table import row_key
 from afflux.ops import codecs
 from afflux.ops.codecs import ROUNDING
-from conftest import THREADS, awkward, bits
+from conftest import THREADS, awkward, bits, check_error
 
 AFFINE = [codec for codec in ROUNDING if codec.name.startswith("affine")]
 ROTATED = [codec for codec in ROUNDING if codec.name.startswith("rotated")]
@@ -347,10 +347,8 @@ def test_names():
     assert [repr(c) for c in (codecs.affine(1, scope="vector"), codecs.rotated(2), codecs.float16)] == [
         "codecs.affine(1, scope='vector')", "codecs.rotated(2)", "codecs.float16"]  # fmt: skip
     for call in (lambda: codecs.affine(3), lambda: codecs.rotated(8), lambda: codecs.affine(True)):
-        with pytest.raises(AffluxError, match=r"bits is .*, must be one of .*4, 2, 1"):
-            call()
-    with pytest.raises(AffluxError, match=r"\[affine\] scope is 'row', must be 'block' or 'vector'"):
-        codecs.affine(4, scope="row")
+        check_error(r"bits is .*, must be one of .*4, 2, 1", call)
+    check_error(r"\[affine\] scope is 'row', must be 'block' or 'vector'", codecs.affine, 4, scope="row")
     with pytest.raises(
         AffluxError,
         match=r"\[codec\] 'rotated-8' is unknown; did you mean 'rotated-4' .* known: float32, .*rotated-1",
@@ -372,14 +370,10 @@ def test_damaged_rows_are_refused(rng):
         damaged = row.copy()
         damaged[place] = value
         damaged[30] = 0x80 if place == 31 else damaged[30]
-        with pytest.raises(AffluxError, match=rf"\[decode\] row {message}"):
-            ops.decode(damaged, out, codec=codec)
-    with pytest.raises(AffluxError, match=r"\[decode\] row has 320 elements, expected 384"):
-        ops.decode(row[:320], out, codec=codec)
-    with pytest.raises(AffluxError, match=r"\[decode\] row is float32, expected uint8"):
-        ops.decode(row.view(np.float32), out, codec=codec)
-    with pytest.raises(AffluxError, match=r"\[encode\] vector is float64, expected float32"):
-        ops.encode(x.astype(float), row, codec=codec)
+        check_error(rf"\[decode\] row {message}", ops.decode, damaged, out, codec=codec)
+    check_error(r"\[decode\] row has 320 elements, expected 384", ops.decode, row[:320], out, codec=codec)
+    check_error(r"\[decode\] row is float32, expected uint8", ops.decode, row.view(np.float32), out, codec=codec)
+    check_error(r"\[encode\] vector is float64, expected float32", ops.encode, x.astype(float), row, codec=codec)
     with pytest.raises(AffluxError, match=r"\[encode\] facts has a low above its high"):
         ops.encode(x, empty_row(AFFINE[4], 300), codec=AFFINE[4], facts=ops.RowFacts(0, 1.0, 0.0))
     with pytest.raises(AffluxError, match=r"\[encode\] facts is not finite"):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import oracle
-from afflux import AffluxError, _engine, ops
-from conftest import THREADS, awkward, bits
+from afflux import _engine, ops
+from conftest import THREADS, awkward, bits, check_error
 from pairwise import pairwise
 from test_types import buffer, empty, rounded, values
 
@@ -153,15 +153,13 @@ def test_no_conversion_between_equal_kinds(isa):
 )
 def test_errors_leave_the_slot(conversion, message):
     slot = np.full(3, 7.0, np.float32)
-    with pytest.raises(AffluxError, match=rf"\[ingest\] {message}"):
-        ops.ingest(np.ones(3, np.float32), slot, conversion=conversion)
+    check_error(rf"\[ingest\] {message}", ops.ingest, np.ones(3, np.float32), slot, conversion=conversion)
     assert slot.tolist() == [7.0] * 3
 
 
 def test_the_slot_is_not_the_base():
     slot = np.full(3, 7.0, np.float32)
-    with pytest.raises(AffluxError, match="overlap"):
-        ops.ingest(np.ones(3, np.float32), slot, conversion=ops.Conversion("update", "model", slot))
+    check_error("overlap", ops.ingest, np.ones(3, np.float32), slot, conversion=ops.Conversion("update", "model", slot))
 
 
 def test_a_buffer_as_the_base():

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from afflux import AffluxError, _engine, ops
 from afflux.ops import codecs
-from conftest import ISAS, awkward, bits
+from conftest import ISAS, awkward, bits, check_error
 from order import SIZES
 from pairwise import soak_all
 from test_types import buffer
@@ -382,8 +382,7 @@ def refused(match, *, params=None, out=None, updates=(), error=AffluxError, **fi
     params, out = (small() if vector is None else vector for vector in (params, out))
     before = bits(joined(out))
     round = ops.Pass(params, out, ops.Combine(list(updates), np.ones(len(updates))), **fields)
-    with pytest.raises(error, match=match):
-        ops.apply(round)
+    check_error(match, ops.apply, round, error=error)
     assert bits(joined(out)) == before
 
 
@@ -421,8 +420,7 @@ def test_what_does_not_fit_is_refused(rng):
     refused(
         r"conversion.scale\[0\] is 0.0", updates=[small(conversion=ops.Conversion("gradient", "update", None, 0.0))]
     )
-    with pytest.raises(AffluxError, match=r"\[ingest\] update\[0\] is in parts, expected a flat vector"):
-        ops.ingest([small()], ones)
+    check_error(r"\[ingest\] update\[0\] is in parts, expected a flat vector", ops.ingest, [small()], ones)
     with pytest.raises(AffluxError, match=r"\[gram\] vectors\[1\] is cut at other borders than vectors\[0\]"):
         ops.gram([small(), parts(ones, np.array([0, 5]))])
     with pytest.raises(AffluxError, match=r"out is in parts, but checksums are taken of flat vectors"):
@@ -452,13 +450,10 @@ def test_arguments_of_parts_are_refused():
         ([ones], np.array([0.0, 2.0]), r"\[Parts\] borders is no vector of int64"),
         ([ones], np.zeros((1, 2), np.int64), r"\[Parts\] borders is no vector of int64"),
     ):
-        with pytest.raises(AffluxError, match=match):
-            ops.Parts(arrays, borders)
-    with pytest.raises(AffluxError, match=r"\[Parts\] dtype is none of"):
-        ops.Parts([ones], np.array([0, 2]), dtype="float16")
+        check_error(match, ops.Parts, arrays, borders)
+    check_error(r"\[Parts\] dtype is none of", ops.Parts, [ones], np.array([0, 2]), dtype="float16")
     for shapes in ([(2,)], (), ((2,), (2,))):
-        with pytest.raises(AffluxError, match=r"\[Parts\] shapes is no tuple with a shape for each array"):
-            ops.Parts([ones], np.array([0, 2]), shapes=shapes)
+        check_error(r"\[Parts\] shapes is no tuple with a shape", ops.Parts, [ones], np.array([0, 2]), shapes=shapes)
     read_only = ones.copy()
     read_only.flags.writeable = False
     with pytest.raises(AffluxError, match=r"out\[0\] is read-only"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import afflux
-from afflux import AffluxError
+from conftest import check_error
 
 EXACT = Context(prec=60, Emin=-(10**6), Emax=10**6)
 INF, NAN, TINY, HUGE = math.inf, math.nan, 5e-324, 1.7976931348623157e308
@@ -118,5 +118,4 @@ def test_the_callers_floating_point_mode_does_not_matter():
 
 def test_numpys_numbers_are_floats_too():
     assert afflux.exp(np.float64(1.0)) == afflux.exp(1.0) == afflux.exp(1)
-    with pytest.raises(AffluxError, match=r"x is .*, must be a number"):
-        afflux.exp("1")
+    check_error(r"x is .*, must be a number", afflux.exp, "1")

@@ -5,8 +5,7 @@ import pytest
 
 import order
 from afflux import _engine, ops
-from afflux.ops.errors import AffluxError
-from conftest import awkward, bits
+from conftest import awkward, bits, check_error
 
 SIZES = [0, 1, 31, 33, 129, 2049, 65537, 2 * 65536 + 77]
 THREADS = [1, 2, 3]
@@ -168,5 +167,4 @@ ONES = np.ones(8, np.float32)
     ],
 )
 def test_refuses(arguments, options, message):
-    with pytest.raises(AffluxError, match=message):
-        ops.inner(*arguments, **options)
+    check_error(message, ops.inner, *arguments, **options)

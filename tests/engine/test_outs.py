@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from afflux import AffluxError, ops
+from afflux import ops
 from afflux.ops import codecs
-from conftest import ISAS, awkward, bits
+from conftest import ISAS, awkward, bits, check_error
 from pairwise import pairwise
 
 STEPS = {
@@ -136,8 +136,7 @@ def test_outs_that_do_not_fit_are_refused(rng):
         (replace(good, rule_vectors=replace(own, outs=[other(), good.out])), "overlap in memory"),
     ]
     for wrong, message in cases:
-        with pytest.raises(AffluxError, match=message):
-            ops.apply(wrong)
+        check_error(message, ops.apply, wrong)
 
 
 @pytest.mark.parametrize("stage", [ops.CachedDifference, ops.CachedMean])

@@ -10,8 +10,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from afflux import AffluxError, _engine, codecs, ops
-from conftest import ISAS, THREADS, bits
+from afflux import _engine, codecs, ops
+from conftest import ISAS, THREADS, bits, check_error
 from pairwise import pairwise
 from test_stages import CACHES, KINDS, Round, same, step_of
 from test_types import buffer
@@ -313,20 +313,17 @@ except AffluxError as error:
 )
 def test_what_is_no_policy_is_refused(text, item):
     before = ops.policy()
-    with pytest.raises(AffluxError, match=re.escape(f"[choose_policy] text has '{item}', expected prefetch=BYTES")):
-        ops.choose_policy(text)
+    check_error(re.escape(f"[choose_policy] text has '{item}', expected prefetch=BYTES"), ops.choose_policy, text)
     assert ops.policy() == before
 
 
 def test_a_setting_is_given_once():
-    with pytest.raises(AffluxError, match=r"\[choose_policy\] text has stages twice"):
-        ops.choose_policy("stages=fused,prefetch=0,stages=fused")
+    check_error(r"\[choose_policy\] text has stages twice", ops.choose_policy, "stages=fused,prefetch=0,stages=fused")
 
 
 @pytest.mark.parametrize("text", [None, 3, b"stages=fused", "pr\xe9fetch=1"])
 def test_a_policy_is_a_text(text):
-    with pytest.raises(AffluxError, match=r"\[choose_policy\] text is .*, must be a str"):
-        ops.choose_policy(text)
+    check_error(r"\[choose_policy\] text is .*, must be a str", ops.choose_policy, text)
 
 
 def backends(**environment):

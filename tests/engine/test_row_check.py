@@ -7,7 +7,7 @@ import pytest
 
 from afflux import ops
 from afflux._engine import RowCheck, ingest, populate
-from afflux.ops.errors import AffluxError
+from conftest import check_error
 
 BLOCK, HEAD, SIZE = 1024, 24, 10_000
 
@@ -77,13 +77,11 @@ def test_an_error_of_the_sweep_is_raised(threads, tmp_path):
     row = mapped_row(tmp_path / "row")
     awake()
     check = RowCheck(row, BLOCK, HEAD, ops.crc32c(row, BLOCK, head=HEAD), threads)
-    with pytest.raises(AffluxError, match="slot has 4 elements"):
-        ingest(np.ones(3, np.float32), np.empty(4, np.float32), 1, None, None, check)
+    check_error("slot has 4 elements", ingest, np.ones(3, np.float32), np.empty(4, np.float32), 1, None, None, check)
     ingest(np.ones(3, np.float32), np.empty(3, np.float32), 1, None, None, check)  # it may be used again
     assert check.sound
 
 
 def test_memory_that_is_strided(tmp_path):
     row = mapped_row(tmp_path / "row")
-    with pytest.raises(ValueError, match="not C-contiguous"):
-        RowCheck(row[::2], BLOCK, HEAD, b"", 1)
+    check_error("not C-contiguous", RowCheck, row[::2], BLOCK, HEAD, b"", 1, error=ValueError)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from afflux import AffluxError, ops
+from afflux import ops
 from afflux.ops import codecs
 from afflux.store.checksums import crc, row_crc
-from conftest import THREADS, bits
+from conftest import THREADS, bits, check_error
 from order import SIZES
 from pairwise import pairwise
 
@@ -76,6 +76,5 @@ def test_in_place_and_without_a_cache(rng):
 
 def test_what_is_refused_has_none(rng):
     sweep, sums = ops.Pass(np.zeros(5), np.zeros(6), ops.Combine([], np.array([]))), []
-    with pytest.raises(AffluxError, match="out has 6 elements"):
-        ops.apply(sweep, checksums=sums)
+    check_error("out has 6 elements", ops.apply, sweep, checksums=sums)
     assert sums == []

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from afflux import AffluxError, Layout, Server, ServerOptions, plan
+from afflux import Layout, Server, ServerOptions, plan
 from afflux.ops.validation import as_int, integer, loss_of, one_dtype_of, plain_id
 from afflux.rules import fedbuff
+from conftest import check_error
 
 
 class Index:
@@ -41,22 +42,19 @@ NO_INTS += [np.array([3, 3]), np.array(True), torch.tensor(True), torch.tensor([
 def test_spellings_of_an_int(value):
     for found in (as_int(value), integer(3)("part", "size", value)):
         assert (found, type(found)) == (3, int)
-    with pytest.raises(AffluxError, match=r"^\[part\] size is .*, must be an int of at least 4$"):
-        integer(4)("part", "size", value)
+    check_error(r"^\[part\] size is .*, must be an int of at least 4$", integer(4), "part", "size", value)
 
 
 @pytest.mark.parametrize("value", NO_INTS, ids=repr)
 def test_what_is_no_int(value):
     assert as_int(value) is None
-    with pytest.raises(AffluxError, match=r"^\[part\] size is .*, must be an int of at least 0$"):
-        integer(0)("part", "size", value)
+    check_error(r"^\[part\] size is .*, must be an int of at least 0$", integer(0), "part", "size", value)
 
 
 def test_ints_of_any_size():
     assert as_int(2.0**70) == 2**70
     assert integer(0)("part", "size", 10**5000) == 10**5000
-    with pytest.raises(AffluxError, match=r"^\[part\] size is of type int, must be an int of at least 0$"):
-        integer(0)("part", "size", -(10**5000))
+    check_error(r"^\[part\] size is of type int, must be an int of at least 0", integer(0), "part", "size", -(10**5000))
 
 
 @pytest.mark.parametrize("two", [2.0, np.int16(2), np.float32(2), torch.tensor(2)], ids=repr)
@@ -105,11 +103,9 @@ def test_dtypes_of_jax():
 def test_what_is_no_such_dtype(value):
     for what, call in (("Server", ServerOptions), ("layout", Layout.of([np.ones(2)]).flatten)):
         arguments = () if what == "Server" else ([np.ones(2)],)
-        with pytest.raises(AffluxError, match=rf"^\[{what}\] dtype is .*, must be 'float32' or 'float64'$"):
-            call(*arguments, dtype=value)
+        check_error(rf"^\[{what}\] dtype is .*, must be 'float32' or 'float64'$", call, *arguments, dtype=value)
     if value is not None:
-        with pytest.raises(AffluxError, match=r"^\[Server\] slot_dtype is .*, must be 'float64' or 'bfloat16'$"):
-            ServerOptions(dtype="float64", slot_dtype=value)
+        check_error(r"slot_dtype is .* 'float64' or 'bfloat16'$", ServerOptions, dtype="float64", slot_dtype=value)
 
 
 @pytest.mark.parametrize("value", [0.5, np.float32(0.5), np.float64(0.5), -3, np.uint8(7), 0])
@@ -128,10 +124,7 @@ def test_an_unknown_loss_is_nan():
     ids=lambda value: str(value)[:9],
 )
 def test_what_is_no_loss(value):
-    with pytest.raises(
-        AffluxError, match=r"^\[push\] client 7's loss is .*, must be a finite number, or None if unknown$"
-    ):
-        loss_of("push", 7, value)
+    check_error(r"client 7's loss is .*, must be a finite number, or None if unknown$", loss_of, "push", 7, value)
 
 
 @pytest.mark.parametrize(
@@ -156,5 +149,4 @@ def test_spellings_of_a_client_id(value, found):
     "value", [None, True, np.True_, 3.0, np.float64(3), b"ann", (1, 2), torch.tensor(True)], ids=repr
 )
 def test_what_is_no_client_id(value):
-    with pytest.raises(AffluxError, match=r"^\[push\] client_id is .*, must be an int or a str$"):
-        plain_id(value)
+    check_error(r"^\[push\] client_id is .*, must be an int or a str$", plain_id, value)

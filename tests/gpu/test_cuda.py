@@ -15,7 +15,7 @@ from afflux.ops.codecs import ROUNDING
 from afflux.rules import RULES
 from afflux.selftest import digest
 from builds import run
-from conftest import ROOT, bits, found
+from conftest import ROOT, bits, check_error, found
 from device import BACKEND, emulated, get, needs_device, on_host, put
 from pairwise import soak, soak_all
 
@@ -287,8 +287,7 @@ def test_what_lies_elsewhere_is_refused():
             ops.apply(ops.Pass(put(x), put(x), ops.Combine([x], np.ones(1))))
         with pytest.raises(UnavailableError, match=r"\[apply\] weights is on cuda:0, expected the CPU"):
             ops.apply(ops.Pass(put(x), put(x), ops.Combine([put(x)], put(np.ones(1)))))
-        with pytest.raises(AffluxError, match=r"\[ingest\] slot is on the CPU, update is on cuda:0"):
-            ops.ingest(put(x), x)
+        check_error(r"\[ingest\] slot is on the CPU, update is on cuda:0", ops.ingest, put(x), x)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from afflux.server.plan import plan
 from afflux.store import check
 from afflux.store.segments import Segments
 from commands import invoke
-from conftest import bits
+from conftest import bits, check_error
 from device import emulated, libraries, needs_device, on_host
 from inside import aggregator_of, index_of, slots_limit, store_of
 
@@ -158,8 +158,7 @@ def test_only_versions_of_this_server_are_kept(moved, path):
     first = server.pull()
     server.push(client=1, **{server.rule.kind: vector(1)}, version=0)
     other = made(fedbuff(buffer_size=1), moved).pull()
-    with pytest.raises(AffluxError, match=r"\[checkpoint\] keep: version 0 is not a version of this server"):
-        server.checkpoint(keep=[other])
+    check_error(r"\[checkpoint\] keep: version 0 is not a version of this server", server.checkpoint, keep=[other])
     server.checkpoint(keep=[first])
     assert list(server.retained_versions) == [0]
 
@@ -188,8 +187,7 @@ def test_each_row_comes_once_and_goes_with_its_arrivals(kept, moved, monkeypatch
     assert (server.version, sent, len(staging._staged)) == (2, [D, D], 0)
     server.push(client=2, **{server.rule.kind: vector(2)}, version=2)
     server.discard()
-    with pytest.raises(AffluxError, match="non-finite"):
-        server.push(client=2, **{server.rule.kind: np.full(D, np.nan)}, version=2)
+    check_error("non-finite", server.push, client=2, **{server.rule.kind: np.full(D, np.nan)}, version=2)
     assert len(staging._staged) == 0
 
 
@@ -324,8 +322,7 @@ def test_a_kept_version_that_is_the_newest_counts_once(moved, path, back):
 )
 def test_like_is_an_array(moved, path, like):
     made(fedbuff(buffer_size=1), moved, store=path).close()
-    with pytest.raises(AffluxError, match=rf"\[open\] like is of type {type(like).__name__}"):
-        Server.open(path, like=like)
+    check_error(rf"\[open\] like is of type {type(like).__name__}", Server.open, path, like=like)
     Server.open(path).close()
 
 
@@ -333,8 +330,7 @@ def test_versions_of_other_servers_are_not_kept(moved, path):
     server = made(fedbuff(buffer_size=1), moved, store=path)
     for put in [np.array, *libraries().values()]:
         foreign = made(fedbuff(buffer_size=1), put).pull()
-        with pytest.raises(AffluxError, match=r"version 0 is not a version of this server"):
-            server.checkpoint(keep=[foreign])
+        check_error(r"version 0 is not a version of this server", server.checkpoint, keep=[foreign])
     server.close()
 
 
@@ -391,8 +387,7 @@ def test_a_disk_that_is_full_when_a_round_is_kept(moved, path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Segments, "write", full)
-        with pytest.raises(StoreError, match="No space left"):
-            in_turn(there, 1)
+        check_error("No space left", in_turn, there, 1, error=StoreError)
         assert (there.version, index_of(there).committed().meta["version"]) == (1, 1)
     in_turn(here, 1)
     for server in (here, there):
@@ -412,8 +407,7 @@ def test_no_room_for_the_next_version_is_told_before_the_round_is_decided(moved,
         raise StoreError("[store] no space")
 
     store_of(there).vectors._host_versions._memory, held = full, store_of(there).vectors._host_versions.take()
-    with pytest.raises(StoreError, match="no space"):
-        in_turn(there, 1)
+    check_error("no space", in_turn, there, 1, error=StoreError)
     assert (there.joins, arrays(there)) == (2 * M - 1, before)
     store_of(there).vectors._host_versions._memory = more
     in_turn(there, 1)
@@ -427,8 +421,7 @@ def test_what_is_refused(moved, path):
         ((rule, moved(x)), {"store": path}, "rows_on is 'host', but the rows are in the store"),
         ((fedbuff(), moved(x)), {}, "rows_on is 'host', but fedbuff caches no rows"),
     ]:
-        with pytest.raises(AffluxError, match=rf"\[Server\] {message}"):
-            Server(*arguments, num_clients=CLIENTS, rows_on="host", **options)
+        check_error(rf"\[Server\] {message}", Server, *arguments, num_clients=CLIENTS, rows_on="host", **options)
     with pytest.raises(AffluxError, match="rows_on is 'disk', must be 'device' or 'host'"):
         Server(rule, moved(x), num_clients=CLIENTS, rows_on="disk")
     assert not (path).exists()
@@ -469,8 +462,7 @@ def test_a_budget_is_of_the_device(moved):
     rule, row = ca2fl(buffer_size=M), 4 * D
     least = plan(rule, D, num_clients=CLIENTS, gpu=True, rows_on="host", max_slots=M).memory_bytes
     assert least == row * (2 + M + M) + 8 * D
-    with pytest.raises(AffluxError, match=r"memory_budget is .* staged rows 36 kB"):
-        made(rule, moved, rows_on="host", memory_budget=least - 1)
+    check_error(r"memory_budget is .* staged rows 36 kB", made, rule, moved, rows_on="host", memory_budget=least - 1)
     server = made(rule, moved, rows_on="host", memory_budget=least + 4 * row)  # a slot and the row of who pushes
     assert (slots_limit(server), aggregator_of(server).plane.versions.max_versions) == (M + 2, 2)
 

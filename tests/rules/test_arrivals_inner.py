@@ -10,6 +10,7 @@ from afflux import AffluxError, Server, ops
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.rule import Needs, Rule, Weights
+from conftest import check_error
 
 D = 300
 
@@ -78,8 +79,7 @@ def test_it_is_ops_inner(rng, threads):
     ],
 )
 def test_wrong_questions_raise(rng, ask, message):
-    with pytest.raises(AffluxError, match=message):
-        served(Asking(ask), rng.standard_normal((2, D)))
+    check_error(message, served, Asking(ask), rng.standard_normal((2, D)))
 
 
 def test_a_rule_that_does_not_need_it_is_refused(rng):
@@ -90,8 +90,7 @@ def test_a_rule_that_does_not_need_it_is_refused(rng):
 def test_a_decided_round_is_closed(rng):
     kept = []
     served(Asking(kept.append), rng.standard_normal((2, D)))
-    with pytest.raises(AffluxError, match="the round is decided, and its vectors are reused"):
-        kept[0].inner()
+    check_error("the round is decided, and its vectors are reused", kept[0].inner)
 
 
 def test_a_rule_that_fails_gives_its_vectors_back(rng):
@@ -105,10 +104,8 @@ def test_a_rule_that_fails_gives_its_vectors_back(rng):
     server = Server(Rule("asking", "gradient", 2, Asking(fail), NONE, Sgd(1.0)), np.zeros(D, np.float32), max_slots=2)
     server.set_rule_vector("goal", np.ones(D))
     server.push(client=0, version=0, gradient=rng.standard_normal(D))
-    with pytest.raises(ValueError, match="once"):
-        server.push(client=1, version=0, gradient=rng.standard_normal(D))
-    with pytest.raises(AffluxError, match="the round is decided"):
-        kept[0].inner()
+    check_error("once", server.push, client=1, version=0, gradient=rng.standard_normal(D), error=ValueError)
+    check_error("the round is decided", kept[0].inner)
     server.flush()
     for client in range(4):
         server.push(client=client, version=server.version, gradient=rng.standard_normal(D), timeout=0)
@@ -117,8 +114,7 @@ def test_a_rule_that_fails_gives_its_vectors_back(rng):
 
 def test_vectors_are_not_streamed(rng):
     server = served(Asking(lambda arrivals: None), rng.standard_normal((2, D)))
-    with pytest.raises(AffluxError, match="come from the inner products of a full buffer"):
-        Server(server.rule, np.zeros(D), accumulate=True)
+    check_error("come from the inner products of a full buffer", Server, server.rule, np.zeros(D), accumulate=True)
 
 
 def test_models_have_no_inner_products():

@@ -5,7 +5,6 @@ import pytest
 
 import oracle
 from afflux import Server
-from afflux.ops.errors import AffluxError
 from afflux.rules import fedbuff
 from afflux.rules.presets.dialects import DIALECTS, appfl, flsim, nvflare
 from afflux.rules.specs import parse_rule
@@ -175,21 +174,3 @@ def test_names_are_what_the_command_line_takes():
 
 def test_flgo_is_the_paper():
     assert fedbuff(dialect="flgo") == fedbuff() == fedbuff(dialect="paper", staleness=Polynomial(0.5))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (lambda: fedbuff(dialect="flower"), r"\[fedbuff\] dialect is 'flower', must be one of paper, flsim"),
-        (lambda: fedbuff(dialect="plato", staleness=Polynomial(1)), r"no law other than Constant\(\)"),
-        (lambda: fedbuff(dialect="afl-lib", buffer_size=0), "buffer_size is 0"),
-        (lambda: fedbuff(dialect="fedscale", normalise="weights"), "only the paper's dialect"),
-        (lambda: fedbuff(dialect="flsim", staleness="constant"), "the law is 'constant'"),
-        (lambda: flsim(avg_staleness=-1), r"\[flsim\] avg_staleness is -1, must be an int of at least 0"),
-        (lambda: appfl(num_clients=0), r"\[appfl\] num_clients is 0, must be an int of at least 1"),
-        (lambda: appfl(num_clients=2.5), "num_clients is 2.5"),
-    ],
-)
-def test_errors(wrong, message):
-    with pytest.raises(AffluxError, match=message):
-        wrong()

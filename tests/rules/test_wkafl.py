@@ -5,9 +5,9 @@ without need.
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, ops
+from afflux import Server, ops
 from afflux.rules import wkafl
-from conftest import bits
+from conftest import bits, check_error
 
 
 def reports(rule, gradients):
@@ -39,8 +39,7 @@ def test_without_staleness_the_rate_is_constant(rng):
 
 
 def test_gamma_is_checked_where_it_is_left_out():
-    with pytest.raises(AffluxError, match=r"\[wkafl\] gamma is None"):
-        wkafl(gamma=None, staleness=False)
+    check_error(r"\[wkafl\] gamma is None", wkafl, gamma=None, staleness=False)
 
 
 @pytest.fixture

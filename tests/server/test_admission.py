@@ -16,6 +16,7 @@ from afflux import AffluxError, BlockedError, Server
 from afflux._engine import Ledger, Mutex
 from afflux.aggregation.reports import Closed, Cut, Join, Opened, no_counts
 from afflux.rules import fedbuff, gsgm
+from conftest import check_error
 from inside import aggregator_of, decide_elsewhere, mutex_of, slots_taken, stopped_clock, without_fast_path
 
 D, CLIENTS, M = 3, 5, 3
@@ -80,8 +81,7 @@ class Played:
         if (number := self.model.checkout(client, lease)) is not None:
             self.tasks.append((number, self.server.checkout(client, lease=lease)))
             return
-        with pytest.raises(BlockedError, match="has entered in this pass"):
-            self.server.checkout(client, lease=lease)
+        check_error("has entered in this pass", self.server.checkout, client, lease=lease, error=BlockedError)
 
     def cancel(self, place):
         if self.tasks:
@@ -225,8 +225,7 @@ def test_a_wrong_call_of_the_extension_changes_nothing():
                 with suppress(TypeError, ValueError, RuntimeError, AttributeError, KeyError, AffluxError):
                     getattr(admission, name)(*[value] * count)
     assert repr(admission.state) == before
-    with pytest.raises(RuntimeError, match="it is not held"):
-        Mutex().release()
+    check_error("it is not held", Mutex().release, error=RuntimeError)
     with pytest.raises(TypeError):
         Ledger(1)
 

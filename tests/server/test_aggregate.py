@@ -5,9 +5,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, aggregate
+from afflux import Server, aggregate
 from afflux.rules import fedavg
-from conftest import bits
+from conftest import bits, check_error
 
 NAN = np.array([1.0, np.nan, 1.0], np.float32)
 
@@ -96,7 +96,7 @@ def test_modules(out):
         ([NAN, NAN], [1, np.nan], {}, "weights must be finite"),
         ([NAN], ["a"], {}, "weights are no numbers"),
         ([np.ones(3), NAN], [1, 1], {}, r"trees\[1\] has a non-finite value \(in 0\)"),
-        ([{"w": np.ones(3)}, {"v": np.ones(3)}], [1, 1], {}, r"trees\[1\]: \[layout\] the tree lacks w"),
+        ([{"w": np.ones(3)}, {"v": np.ones(3)}], [1, 1], {}, r"trees\[1\]: .*lacks w"),
         ([{"w": np.ones(3)}, {"w": np.ones(2)}], [1, 1], {}, r"trees\[1\]: \[layout\] w has shape"),
         ([{"w": np.ones(3)}, {"w": np.ones(3, int)}], [1, 1], {}, r"trees\[1\]: \[layout\] w is int64"),
         ([{"w": np.ones(3), "running_var": NAN}] * 2, [1, 1], {}, r"trees\[0\] has a non-finite value \(in running_v"),
@@ -106,8 +106,7 @@ def test_modules(out):
     ],
 )
 def test_errors_name_what_is_wrong(trees, weights, options, message):
-    with pytest.raises(AffluxError, match=message):
-        aggregate(trees, weights, **options)
+    check_error(message, aggregate, trees, weights, **options)
 
 
 def test_a_counter_in_a_mean_of_means_drifts_by_the_numbers_of_the_docstring():
@@ -120,16 +119,14 @@ def test_a_counter_in_a_mean_of_means_drifts_by_the_numbers_of_the_docstring():
 
 def test_constants_must_be_equal_and_roles_can_be_given():
     trees = [{"w": np.ones(2) * k, "mask": np.array([[k]]), "own": np.ones(2) * k} for k in (1, 3)]
-    with pytest.raises(AffluxError, match=r"trees\[1\]: .*mask differs from the server's, and is a constant"):
-        aggregate(trees, [1, 1])
+    check_error(r"trees\[1\]: .*mask differs", aggregate, trees, [1, 1])
     mean = aggregate(trees, [1, 3], roles={"mask": "copied", "own": "local"})
     assert (mean["w"].tolist(), mean["mask"].tolist(), mean["own"].tolist()) == ([2.5, 2.5], [[3]], [1.0, 1.0])
 
 
 def test_an_overlap_with_another_tree_is_refused():
     memory = np.zeros(6, np.float32)
-    with pytest.raises(AffluxError, match="overlap"):
-        aggregate([np.ones(4, np.float32), memory[:4]], [1, 1], memory[2:])
+    check_error("overlap", aggregate, [np.ones(4, np.float32), memory[:4]], [1, 1], memory[2:])
     assert not memory.any()
 
 
@@ -158,8 +155,7 @@ def test_trees_of_one_memory_are_refused():
         ([{"a": {"b": rows[:, ::2]}}, {"a": {"b": rows[:, 0::2]}}], "a.b"),
         ([rows[0, :4], rows[0, 2:]], "0"),
     ):
-        with pytest.raises(AffluxError, match=rf"trees\[0\] and trees\[1\] share the memory of ({name}),.*copy"):
-            aggregate(trees, [1, 1])
+        check_error(rf"trees\[0\] and trees\[1\] share the memory of ({name}),.*copy", aggregate, trees, [1, 1])
     apart = [rows[0], rows[1]], [rows[:, 0], rows[:, 1]], [{"w": each, "tied": each} for each in (rows[0], rows[1])]
     for trees in apart:
         aggregate(trees, [1, 1])

@@ -13,7 +13,7 @@ from afflux.ops import Step
 from afflux.rules import ca2fl, fedbuff
 from afflux.rules.weights import Uniform
 from afflux.server.inputs import InputAdapter
-from conftest import bits
+from conftest import bits, check_error
 from inside import aggregator_of, make_rounds_by, mutex_of, rounds_of, without_fast_path
 
 D = 5
@@ -114,8 +114,7 @@ def test_a_refused_push_frees_its_slot_for_one_that_waits(monkeypatch):
         return ingest(*arguments)
 
     def refused():
-        with pytest.raises(AffluxError, match="non-finite"):
-            server.push(client=0, update=vector(np.nan), version=0)
+        check_error("non-finite", server.push, client=0, update=vector(np.nan), version=0)
 
     monkeypatch.setattr(InputAdapter, "ingest", slow_ingest)
     bad = threading.Thread(target=refused, daemon=True)
@@ -169,18 +168,19 @@ def test_an_interrupted_step_is_finished_by_the_next_call(monkeypatch, rule, mom
         assert bits(array) == bits(disturbed["arrays"][name]), name
 
 
-@pytest.mark.parametrize("call", ["push", "flush", "state_dict"])
+@pytest.mark.parametrize("call", ["push", "flush", "state_dict", "step"])
 def test_a_rule_that_calls_its_server_gets_an_error(call):
     def weigh(arrivals):
         if call == "push":
             server.push(client=9, update=vector(), version=0)
+        elif call == "step":
+            server.step([])
         else:
             getattr(server, call)()
         return np.ones(len(arrivals))
 
     server = Server(Rule("mine", "update", 1, weigh, Calibrate(False), lambda arrivals: Step("sgd")), vector())
-    with pytest.raises(AffluxError, match=rf"\[{call}\] called from within the rule's weigh or step"):
-        server.push(client=0, update=vector(), version=0)
+    check_error(rf"\[{call}\] called from within the rule's weigh", server.push, client=0, update=vector(), version=0)
     refused = 2 if call == "push" else 1  # the rule's push, and the one that has called the rule
     assert (server.version, server.arrivals_waiting, server.counts["refused"]) == (0, 0, refused)
 
@@ -226,8 +226,7 @@ def test_a_push_from_a_version_that_a_load_took_back(monkeypatch):
         return ingest(*arguments)
 
     monkeypatch.setattr(InputAdapter, "ingest", load_meanwhile)
-    with pytest.raises(AffluxError, match="client 3 says that it pulled version 1, which an older state"):
-        server.push(client=3, update=vector(), version=1)
+    check_error("client 3 .* version 1, which an older state", server.push, client=3, update=vector(), version=1)
     assert (server.version, server.arrivals_waiting, server.counts["refused"]) == (0, 0, 1)
 
 
@@ -247,8 +246,7 @@ def test_a_push_that_began_before_a_close_is_refused(checkpoint, tmp_path, monke
     monkeypatch.setattr(adapter, "ingest", held_up)
 
     def late():
-        with pytest.raises(StoreError, match=r"\[push\] this server is closed"):
-            server.push(client=1, update=vector(), version=0)
+        check_error(r"\[push\] .* is closed", server.push, client=1, update=vector(), version=0, error=StoreError)
         return True
 
     thread, refused = start(late)
@@ -317,8 +315,7 @@ def test_a_failed_step_is_reported_to_the_push_that_made_it(meanwhile, tmp_path)
         assert not other.is_alive()
 
     make_rounds_by(server, failed)
-    with pytest.raises(AffluxError, match=r"\[push\] the step to version 1 wrote a value that is not finite"):
-        server.push(client=1, update=vector(), version=0)
+    check_error(r"\[push\] the step to version 1 wrote", server.push, client=1, update=vector(), version=0)
     assert server.counts["refused"] == 0 if meanwhile == "load" else aggregator_of(server).admission.closed
 
 
@@ -352,8 +349,7 @@ def test_a_signal_handler_amid_any_call_is_refused_or_served(monkeypatch):
     monkeypatch.setattr(
         type(aggregator_of(server).admission), "count", lambda self, why: (next(calls, int)(), count(self, why))
     )
-    with pytest.raises(AffluxError, match="num_examples"):
-        server.push(client=1, update=vector(), version=0, num_examples=-1)
+    check_error("num_examples", server.push, client=1, update=vector(), version=0, num_examples=-1)
     assert seen == ["refused"]
 
 

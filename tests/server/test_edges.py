@@ -6,7 +6,7 @@ import torch
 
 import afflux
 from afflux import AffluxError, Calibrate, Layout, Server, codecs, ops, rules
-from conftest import bits
+from conftest import bits, check_error
 
 
 def test_buffers_may_require_grad():
@@ -23,17 +23,13 @@ def test_a_tree_that_holds_itself(kind):
     tree.append(tree) if kind is list else tree.update(own=tree)
     layout = Layout.of({"w": np.ones(2, np.float32)})
     for call in (Layout.of, layout.parts, layout.flatten, lambda it: Server(rules.fedbuff(), it)):
-        with pytest.raises(AffluxError, match=r"^\[layout\] tree cannot be read: RecursionError"):
-            call(tree)
+        check_error(r"^\[layout\] tree cannot be read: RecursionError", call, tree)
 
 
 def test_options_of_a_wrong_type():
     for call, message in (
         (lambda: Calibrate(cached=True, codec=codecs.affine(4), quantize_direction=""), "quantize_direction is ''"),
-        (
-            lambda: Server(rules.fedbuff(), np.zeros(2), push_threads=2**31),
-            "push_threads is 2147483648, must be",
-        ),
+        (lambda: Server(rules.fedbuff(), np.zeros(2), push_threads=2**31), "push_threads is 2147483648, must be"),
         (lambda: Server(rules.fedbuff(), np.zeros(2), max_slots=2**60), "max_slots is 1152921504606846976, must be at"),
         (lambda: codecs.affine(4, scope=np.array(["block", "vector"])), "scope is array"),
         (lambda: rules.make("fedbuff", normalise=np.zeros(2)), "normalise is array"),
@@ -57,8 +53,7 @@ def test_a_state_without_room_for_more_steps(name, value):
     server.push(client=1, version=0, update=np.ones(2))
     state = server.state_dict()
     state["meta"][name] = value
-    with pytest.raises(AffluxError, match=rf"^\[load_state_dict\] {value} is not a count"):
-        server.load_state_dict(state)
+    check_error(rf"^\[load_state_dict\] {value} is not a count", server.load_state_dict, state)
     assert (server.version, bits(server.params)) == (1, bits(np.ones(2, np.float32)))
     state["meta"][name] = 2**53
     server.load_state_dict(state)
@@ -71,5 +66,4 @@ def test_lists_of_a_state_are_lists():
     for name in ("waiting", "log", "raw", "handed", "passed"):
         state = server.state_dict()
         state["meta"][name] = np.broadcast_to(np.float32(1), (2**40,))
-        with pytest.raises(AffluxError, match=rf"^\[load_state_dict\] {name} is .*, must be a list$"):
-            server.load_state_dict(state)
+        check_error(rf"^\[load_state_dict\] {name} is .*, must be a list$", server.load_state_dict, state)

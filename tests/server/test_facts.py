@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import oracle
-from afflux import AffluxError, Needs, Rule, Server, replay
+from afflux import Needs, Rule, Server, replay
 from afflux.rules import ca2fl, fedadam, fedavg, fedbuff, gsgm, twafl, weights
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.staleness import Polynomial
-from conftest import bits
+from conftest import bits, check_error
 from inside import aggregator_of, slots_taken
 
 ONES = np.ones(3)
@@ -54,8 +54,7 @@ def push(server, client, facts=None, **arguments):
 def refused(server, message, facts, **arguments):
     """The push raises an error, and changes nothing but the count of refused pushes."""
     before = server.arrivals_waiting, server.joins, server.params.tolist()
-    with pytest.raises(AffluxError, match=message):
-        push(server, 7, facts, **arguments)
+    check_error(message, push, server, 7, facts, **arguments)
     assert (server.arrivals_waiting, server.joins, server.params.tolist()) == before
     assert slots_taken(server) == aggregator_of(server).admission.slots_held
 
@@ -186,8 +185,7 @@ def test_a_plain_push_never_passes_a_rule_that_needs_a_fact():
     task = server.checkout(7)
     update = np.ones(3, np.float32)
     for arguments in ({"client": 7, "version": 0}, {"task": task}):
-        with pytest.raises(AffluxError, match="client 7's facts lack 'tokens'"):
-            server.push(update=update, **arguments)
+        check_error("client 7's facts lack 'tokens'", server.push, update=update, **arguments)
     assert (server.arrivals_waiting, server.counts["refused"]) == (0, 2)
     assert server.push(update=update, task=task, facts={"tokens": 1.0}).status == "joined"
 
@@ -202,23 +200,19 @@ def test_a_push_of_wrong_local_steps(steps):
 )
 def test_wrong_names(names):
     message = "must be at most 16 different names, each a str of 1 to 64 printable characters"
-    with pytest.raises(AffluxError, match=rf"\[Server\] facts is .*, {message}"):
-        Server(fedbuff(), ONES, facts=names)
-    with pytest.raises(AffluxError, match=rf"\[Rule\] needs.facts is .*, {message}"):
-        seen(names)
+    check_error(rf"\[Server\] facts is .*, {message}", Server, fedbuff(), ONES, facts=names)
+    check_error(rf"\[Rule\] needs.facts is .*, {message}", seen, names)
 
 
 def test_the_rule_and_the_options_have_16_names_together():
     names = tuple(map(str, range(16)))
     assert Server(seen(names), ONES, facts=names).options.facts == names
-    with pytest.raises(AffluxError, match="must be at most 16 different names"):
-        Server(seen(("more",)), ONES, facts=names)
+    check_error("must be at most 16 different names", Server, seen(("more",)), ONES, facts=names)
 
 
 def test_a_rule_that_needs_other_facts_cannot_replace_one():
     server = Server(given(), ONES)
-    with pytest.raises(AffluxError, match=r"facts is \['quality'\] of the rule in force, \[\] of the new one"):
-        server.replace_rule(fedbuff(buffer_size=2))
+    check_error(r"facts is \['quality'\] of the rule in force, \[\] of", server.replace_rule, fedbuff(buffer_size=2))
     assert server.replace_rule(given(3))
 
 
@@ -319,8 +313,7 @@ def test_the_log_has_the_facts_and_a_replay_repeats_them():
     again = replay(first.log, second, lambda join: ONES * (join.client_id + 1))
     assert bits(again.params) == bits(first.params)
     assert again.log == first.log
-    with pytest.raises(AffluxError, match=r"'tokens', which neither fedbuff nor Server\(facts=...\) lists"):
-        replay(first.log, Server(given(3), ONES), lambda join: ONES)
+    check_error("'tokens', which neither", replay, first.log, Server(given(3), ONES), lambda join: ONES)
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
@@ -332,15 +325,11 @@ def test_a_state_with_other_facts_is_refused(accumulate):
         (lambda record: record[:-2], "arrival 1 lacks the fact 'quality', by which fedbuff weighs"),
         (lambda record: record[:-1], "the state is damaged"),
         (lambda record: [*record[:-1], {"quality": inf}], "inf is not a finite number"),
-        (
-            lambda record: [*record[:-1], {"quality": 1.0, "num_examples": 0.0}],
-            "num_examples is 0.0, must be from 1e-150",
-        ),
+        (lambda record: [*record[:-1], {"quality": 1.0, "num_examples": 0.0}], "num_examples is 0.0, must be from 1e-"),
         (lambda record: [*record[:-1], {"quality": "x"}], "'x' is not a finite number"),
         (lambda record: [*record[:-1], [1.0]], r"facts are \[1.0\], must be numbers by name"),
         (lambda record: [*record[:-1], dict.fromkeys(map(str, range(17)), 1.0)], "at most 16 different names"),
         (lambda record: [*record[:-2], -1, {"quality": 1.0}], "-1 is not a count"),
     ):
         waiting = [damage(record) if i == 1 else record for i, record in enumerate(state["meta"]["waiting"])]
-        with pytest.raises(AffluxError, match=message):
-            second.load_state_dict({**state, "meta": {**state["meta"], "waiting": waiting}})
+        check_error(message, second.load_state_dict, {**state, "meta": {**state["meta"], "waiting": waiting}})

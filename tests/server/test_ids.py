@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from afflux import AffluxError, Server, replay, store
 from afflux.rules import fedbuff, gsgm, mf_ca2fl
-from conftest import bits
+from conftest import bits, check_error
 from crashes import MEMORY
 from inside import without_fast_path
 
@@ -59,8 +59,7 @@ def test_a_state_has_ids_that_a_push_takes(place):
     entries = json.dumps(state["meta"][place])
     assert short in entries
     state["meta"][place] = json.loads(entries.replace(short, json.dumps("i" * 1025)))
-    with pytest.raises(AffluxError, match=r"\[load_state_dict\] client_id is .* at most 1024 bytes"):
-        server.load_state_dict(state)
+    check_error(r"\[load_state_dict\] client_id is .* at most 1024 bytes", server.load_state_dict, state)
     state["meta"][place] = json.loads(entries.replace(short, json.dumps("i" * 1024)))
     server.load_state_dict(state)
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from afflux import AffluxError, Layout, Server, ops
+from afflux import AffluxError, Layout, Server, UnavailableError, ops
 from afflux.arrays import modules
 from afflux.arrays.trees import Walk
 from afflux.rules import fedbuff
-from conftest import bits
+from conftest import FakeCuda, bits, check_error
 
 torch = pytest.importorskip("torch")
 
@@ -67,16 +67,13 @@ def test_another_dict_gives_its_own_arrays():
     first["a"] = torch.full((2,), 5.0)
     assert layout.flatten(first).tolist() == [5, 5, 2, 2]
     for other in ({"a": np.ones(2), "c": np.ones(2)}, {"a": np.ones(2), 1: np.ones(2)}):
-        with pytest.raises(AffluxError, match=r"the tree lacks b; the tree holds [c1], which the layout does not$"):
-            layout.flatten(other)
-    with pytest.raises(AffluxError, match="the tree holds c, which the layout does not"):
-        layout.flatten(first | {"c": np.ones(2)})
+        check_error(r"lacks b; .*holds [c1]", layout.flatten, other)
+    check_error("holds c", layout.flatten, first | {"c": np.ones(2)})
 
 
 def test_mappings_that_make_what_they_lack_are_not_asked():
     tree = defaultdict(lambda: np.ones(2), {"a": np.ones(2)})
-    with pytest.raises(AffluxError, match=r"the tree lacks b$"):
-        Layout.of({"a": np.zeros(2), "b": np.zeros(2)}).flatten(tree)
+    check_error(r"lacks b", Layout.of({"a": np.zeros(2), "b": np.zeros(2)}).flatten, tree)
     assert list(tree) == ["a"]
 
 
@@ -91,18 +88,15 @@ def test_a_list_of_the_parameters_is_matched_by_position_and_shape():
         ([None, *parameters[1:]], "array 0 of the list is None, 0.weight has"),
         (parameters[1:], "a list of 3 arrays without names, the layout has 4 parameters"),
         ([*parameters, *buffers], "a list of 7 arrays without names"),
-        ([{"a": array} for array in parameters], r"the tree lacks 0\.weight"),
+        ([{"a": array} for array in parameters], r"lacks 0\.weight"),
     ):
-        with pytest.raises(AffluxError, match=message):
-            layout.flatten(arrays)
+        check_error(message, layout.flatten, arrays)
     selected = Layout.of(net, select=["0.weight", "0.bias"])
     assert selected.flatten(parameters[:2]).tobytes() == selected.flatten(net).tobytes()
     server = Server(fedbuff(), net)
-    with pytest.raises(AffluxError, match="client 1's push lacks the model's buffers"):
-        server.push(client=1, version=0, model=parameters)
+    check_error("client 1's push lacks the model's buffers", server.push, client=1, version=0, model=parameters)
     assert server.push(client=1, version=0, model=parameters, buffers=net).status == "joined"
-    with pytest.raises(AffluxError, match=r"the tree lacks 1\.running_mean"):
-        layout.flatten_buffers(buffers)
+    check_error(r"lacks 1\.running_mean", layout.flatten_buffers, buffers)
     assert Layout.of({"b": np.ones(2), "a": np.ones(3)}).flatten([np.zeros(2), np.ones(3)]).tolist() == [0, 0, 1, 1, 1]
 
 
@@ -110,12 +104,9 @@ def test_lists_of_other_lengths():
     layout = Layout.of([np.zeros(2), np.array(1), np.zeros(1)])  # the second one is a buffer
     assert layout.flatten([np.ones(2), None, np.ones(1)]).tolist() == [1, 1, 1]
     assert layout.flatten([np.ones(2), np.array(5), np.ones(1)]).tolist() == [1, 1, 1]
-    with pytest.raises(AffluxError, match=r"the tree lacks 2$"):
-        layout.flatten([np.ones(2), np.array(5)])
-    with pytest.raises(AffluxError, match="the tree holds 3, which"):
-        layout.flatten([np.ones(2), np.array(5), np.ones(1), np.ones(1)])
-    with pytest.raises(AffluxError, match=r"the tree holds 1\.0, which"):
-        layout.flatten([np.ones(2), [np.array(5)], np.ones(1)])
+    check_error(r"lacks 2", layout.flatten, [np.ones(2), np.array(5)])
+    check_error("holds 3", layout.flatten, [np.ones(2), np.array(5), np.ones(1), np.ones(1)])
+    check_error(r"holds 1\.0", layout.flatten, [np.ones(2), [np.array(5)], np.ones(1)])
 
 
 # Modules
@@ -136,11 +127,9 @@ def test_replaced_parameters_are_seen():
     net[1].weight.data = torch.full((1, 2), 4.0)
     assert layout.flatten(net).tolist() == [3, 3, 4, 4]
     net[1].register_parameter("bias", torch.nn.Parameter(torch.ones(1)))
-    with pytest.raises(AffluxError, match=r"the tree holds 1\.bias, which"):
-        layout.flatten(net)
+    check_error(r"holds 1\.bias", layout.flatten, net)
     net[1] = torch.nn.Identity()
-    with pytest.raises(AffluxError, match=r"the tree lacks 1\.weight$"):
-        layout.flatten(net)
+    check_error(r"lacks 1\.weight", layout.flatten, net)
 
 
 class Renamed(torch.nn.Linear):
@@ -228,8 +217,7 @@ def test_tensors_that_require_grad_are_read_and_not_written():
     slot = np.zeros(6, np.float32)
     assert ops.ingest([tensor, torch.nn.Parameter(torch.ones(3))], slot).max == 2
     assert slot.tolist() == [2, 2, 2, 1, 1, 1]
-    with pytest.raises(AffluxError, match=r"slot requires grad, but is written: detach\(\) it"):
-        ops.ingest(np.ones(3), tensor)
+    check_error(r"slot requires grad, but is written: detach\(\) it", ops.ingest, np.ones(3), tensor)
     server = Server(fedbuff(buffer_size=1), np.zeros(3, np.float32))
     server.push(client=0, update=tensor, version=0)
     assert server.params.tolist() == [2, 2, 2]
@@ -276,8 +264,7 @@ for wrong in (torch._neg_view(torch.ones(5)), torch.ones(5, device="meta"), torc
 
 def test_signs_that_only_a_private_function_sets_are_refused():
     tree = {"a": torch._neg_view(torch.ones(4))}
-    with pytest.raises(AffluxError, match=r"a has torch's negative bit set: resolve_neg\(\) it"):
-        Layout.of(tree).flatten(tree)
+    check_error(r"a has torch's negative bit set: resolve_neg\(\) it", Layout.of(tree).flatten, tree)
 
 
 def test_tensors_without_memory_of_their_own():
@@ -288,8 +275,7 @@ def test_tensors_without_memory_of_their_own():
         (torch.ones(3).to_sparse(), "DLPack"),
         (torch.ones(3, dtype=torch.float8_e5m2), "float|type code|DLPack"),
     ):
-        with pytest.raises((AffluxError, RuntimeError), match=message):
-            ops.ingest(tensor, slot)
+        check_error(message, ops.ingest, tensor, slot, error=(AffluxError, RuntimeError))
     assert not slot.any()
 
 
@@ -360,6 +346,10 @@ def test_a_push_walks_a_tree_with_tied_arrays_once(names, monkeypatch):
     assert len(walks) == (2 if names == ["one"] else 1)  # a flat dict with the layout's names is not walked
 
 
+class Gpu(FakeCuda):
+    shape, dtype = (4,), np.dtype(np.float32)
+
+
 SHAPES = {"a": (2, 3), "b": (4,), "c": ()}
 
 
@@ -379,12 +369,16 @@ def test_a_push_of_sound_arrays_needs_no_second_pass(monkeypatch):
         ({"b": torch.ones(4, dtype=torch.bfloat16)}, None),
         ({"b": np.ones(4, np.float16), "c": np.ones(())}, None),
         ({"c": torch.ones((1, 2), dtype=torch.complex64).conj().imag[0, 0] + 1}, None),
-        ({"a": torch.ones(3, 2)}, r"a has shape \(3, 2\), the layout has \(2, 3\)"),
-        ({"b": torch.ones(2, 2)}, r"b has shape \(2, 2\), the layout has \(4,\)"),
-        ({"c": torch.ones(1)}, r"c has shape \(1,\), the layout has \(\)"),
+        ({"a": torch.ones(3, 2)}, r"a .*\(3, 2\).*\(2, 3\)"),
+        ({"b": torch.ones(2, 2)}, r"b .*\(2, 2\).*\(4,\)"),
+        ({"c": torch.ones(1)}, r"c .*\(1,\).*\(\)"),
         ({"a": torch.ones(2, 3, dtype=torch.complex64)}, "a is complex64"),
         ({"a": torch.ones(2, 3, device="meta")}, "a"),
-        ({"d": torch.ones(1)}, "the tree holds d, which the layout does not"),
+        ({"d": torch.ones(1)}, "holds d"),
+        ({"a": None}, "lacks a"),
+        ({"b": [1.0] * 4}, "client 0's update.* b"),
+        ({"b": torch.tensor([0, 1, np.inf, 0])}, r"value at index 8 \(in b\)"),
+        ({"b": Gpu()}, "b is on cuda:1"),
     ],
 )
 @pytest.mark.parametrize("form", [dict, lambda tree: list(tree.values())], ids=["dict", "list"])
@@ -400,9 +394,9 @@ def test_a_push_checks_arrays_as_it_reads_them(change, message, form):
         assert bits(server.params) == bits(before + flat)
     else:
         named = message if form is dict else r"^\[push\] client 0's update"
-        with pytest.raises(AffluxError, match=named):
-            server.push(client=0, version=0, update=given)
-        assert (server.version, server.arrivals_waiting) == (0, 0)
+        error = UnavailableError if "cuda" in message else AffluxError
+        check_error(named, server.push, client=0, version=0, update=given, error=error)
+        assert (server.version, server.arrivals_waiting, server.counts["refused"]) == (0, 0, 1)
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize")
@@ -430,6 +424,5 @@ def test_errors_about_trees_of_a_known_kind_say_what_to_write():
         (lambda: Layout.of([torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)]), r"qint8.*dequantize\(\)"),
         (lambda: server.push(client=1, version=0, model=train_state([np.ones(2)])), "give the .params of the TrainSt"),
     ):
-        with pytest.raises(AffluxError, match=message):
-            call()
+        check_error(message, call)
     assert server.version == 0

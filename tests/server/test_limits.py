@@ -15,7 +15,7 @@ from afflux.aggregation.limits import MAX_ABS, Limits
 from afflux.ops import Step
 from afflux.rules import RULES, ca2fl, fadas, fedadam, fedasync, fedbuff, wkafl
 from afflux.rules.optimizers import REACH, Adagrad
-from conftest import bits
+from conftest import bits, check_error
 from inside import store_of, without_fast_path
 
 D = 9
@@ -72,8 +72,7 @@ def test_the_limit_is_of_what_the_rule_takes():
     pulled = server.pull()
     assert server.push(client=1, version=pulled, model=vector(9.0)).version == 1
     server.push(client=1, version=server.pull(), model=vector(18.0))  # 9 more than the base
-    with pytest.raises(AffluxError, match="client 1's model has an element of magnitude 17, max_abs is 10"):
-        server.push(client=1, version=pulled, model=vector(17.0))
+    check_error("client 1's model .* 17, max_abs is 10", server.push, client=1, version=pulled, model=vector(17.0))
     with pytest.raises(AffluxError, match="client 1's gradient has an element of magnitude 20, max_abs is 10"):
         server.push(client=1, version=pulled, gradient=vector(2.0), client_lr=2.0, local_steps=5)
     assert server.version == 2
@@ -104,8 +103,7 @@ def test_a_value_of_max_abs_is_accepted(slots, max_abs, fast):
         for update in (np.array([sign * most]), np.array([sign * most], dtype)):
             assert server.push(client=1, version=0, update=update).status == "joined"
         larger = sign * most * (1 + (2**-6 if slots == "bfloat16" else 2**-22))
-        with pytest.raises(AffluxError, match="has an element of magnitude"):
-            server.push(client=1, version=0, update=np.array([larger]))
+        check_error("has an element of magnitude", server.push, client=1, version=0, update=np.array([larger]))
 
 
 @pytest.mark.parametrize(("dtype", "lr"), [("float32", 1e17), ("float64", 1e151)])
@@ -124,8 +122,7 @@ def test_max_norm_is_that_of_the_slot():
     """1.01 is 1.0078125 as a bfloat16."""
     server = Server(fedbuff(buffer_size=2), vector(0.0), max_norm=3.025, slot_dtype="bfloat16")
     assert server.push(client=1, version=0, update=vector(1.01)).status == "joined"
-    with pytest.raises(AffluxError, match=r"has the norm 3.04688, max_norm is 3.025"):
-        server.push(client=1, version=0, update=vector(1.0119))
+    check_error(r"has the norm 3.04688, max_norm is 3.025", server.push, client=1, version=0, update=vector(1.0119))
 
 
 def test_max_norm():
@@ -136,26 +133,9 @@ def test_max_norm():
     assert server.push(client=1, version=0, update=vector(1.0)).version == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(max_abs=0), r"max_abs is 0, must be positive and at most 1e\+30"),
-        (dict(max_abs=np.nan), "max_abs is nan"),
-        (dict(max_abs=1e31), r"max_abs is 1e\+31, must be positive and at most 1e\+30"),
-        (dict(max_abs=1e301, dtype="float64"), r"must be positive and at most 1e\+300"),
-        (dict(max_abs="1"), "max_abs is '1', must be a number"),
-        (dict(max_norm=-1.0), "max_norm is -1.0, must be finite and positive"),
-    ],
-)
-def test_refused_options(options, message):
-    with pytest.raises(AffluxError, match=message):
-        Server(fedbuff(), np.zeros(2), **options)
-
-
 def test_rule_vectors_and_buffers_have_the_limit_too():
     server = fresh("zenopp")
-    with pytest.raises(AffluxError, match=r"validation has an element of magnitude 2e\+15"):
-        server.set_rule_vector("validation", vector(2e15))
+    check_error(r"validation has an element of magnitude 2e\+15", server.set_rule_vector, "validation", vector(2e15))
     tree = {"w": np.zeros(2, np.float32), "running_var": np.ones(2)}
     server = Server(fedbuff(), tree)
     assert [each.name for each in Layout.of(tree).buffers] == ["running_var"]
@@ -249,12 +229,10 @@ def test_a_version_that_is_not_finite_is_not_published(failed, options):
     if "stored" in options:
         calls["checkpoint"] = server.checkpoint
     for name, call in calls.items():
-        with pytest.raises(AffluxError, match=rf"^\[{name}\] the step to version 2 wrote"):
-            call()
+        check_error(rf"^\[{name}\] the step to version 2 wrote", call)
     if "inplace" in options:
         for call in (server.pull, lambda: server.params, partial(server.pull, out=vector(0))):
-            with pytest.raises(AffluxError, match=r"^\[pull\] .* Its params are overwritten \(inplace=True\); load_st"):
-                call()
+            check_error(r"^\[pull\] .* Its params are overwritten \(inplace=True\); load_st", call)
     else:
         assert server.params.tolist() == server.pull().params.tolist() == [1.5] * D
     assert server.version == 1
@@ -267,8 +245,7 @@ def test_a_version_that_is_not_finite_is_not_published(failed, options):
 def test_a_store_goes_on_from_its_last_commit(failed, monkeypatch):
     server, _ = failed(stored=True)
     path = store_of(server).path
-    with pytest.raises(AffluxError, match=r"Server\.open\(.*\) goes on from a saved state"):
-        server.push(client=1, version=1, update=vector(0))
+    check_error(r"Server\.open\(.*\) goes on from a saved state", server.push, client=1, version=1, update=vector(0))
     server.close()
     with Server.open(path, server.rule) as again:
         assert (again.version, again.params.tolist()) == (1, [1.5] * D)
@@ -282,8 +259,7 @@ def test_a_state_that_is_not_finite_is_refused():
     for name in ("params", "rule_vector.m", "rule_vector.v_hat"):
         state = server.state_dict()
         state["arrays"][name][4] = np.inf
-        with pytest.raises(AffluxError, match=rf"{name} has a non-finite value at index \[4\]"):
-            server.load_state_dict(state)
+        check_error(rf"{name} has a non-finite value at index \[4\]", server.load_state_dict, state)
     server.load_state_dict(server.state_dict())
 
 
@@ -296,15 +272,11 @@ def test_encoded_rows_of_a_state_are_decoded_and_checked(codec):
     for bad in (b"\0\0\xc0\x7f", b"\0\0\x80\xff"):
         state = server.state_dict()
         state["arrays"]["rows"][0, at : at + 4] = np.frombuffer(bad, np.uint8)
-        with pytest.raises(
-            AffluxError, match=r"the row of client 'ann' (has a non-finite value|cannot be .* not finite$)"
-        ):
-            server.load_state_dict(state)
+        check_error(r"row of client 'ann' (has a non-finite|cannot be .* not finite$)", server.load_state_dict, state)
     if codec != "bfloat16":
         state = server.state_dict()
         state["arrays"]["rows"][0, 0] = 0
-        with pytest.raises(AffluxError, match=r"the row of client 'ann' cannot be decoded: \[decode\] row"):
-            server.load_state_dict(state)
+        check_error(r"the row of client 'ann' cannot be decoded: \[decode\] row", server.load_state_dict, state)
     server.load_state_dict(server.state_dict())
 
 
@@ -312,8 +284,7 @@ def test_a_sum_of_no_rows_is_refused():
     server = Server(ca2fl(buffer_size=1), vector(0.0), num_clients=3)
     state = server.state_dict()
     state["arrays"]["sum"][0] = 1e150
-    with pytest.raises(AffluxError, match="the sum of no rows is not zero"):
-        server.load_state_dict(state)
+    check_error("the sum of no rows is not zero", server.load_state_dict, state)
 
 
 def test_replay_has_the_limits_that_it_is_given():
@@ -321,8 +292,7 @@ def test_replay_has_the_limits_that_it_is_given():
     server.push(client=1, version=0, model=vector(1e18))
     again = replay(server.log, Server(fedasync(), vector(0.0), max_abs=1e20), lambda join: vector(1e18))
     assert bits(again.params) == bits(server.params)
-    with pytest.raises(AffluxError, match="max_abs"):
-        replay(server.log, Server(fedasync(), vector(0.0)), lambda join: vector(1e18))
+    check_error("max_abs", replay, server.log, Server(fedasync(), vector(0.0)), lambda join: vector(1e18))
 
 
 def test_wkafl_takes_the_largest_values():
@@ -382,7 +352,5 @@ def test_the_sweep_says_whether_all_is_sound(dtype, threads):
     for name in ("most", "combine.most"):
         for wrong in (0.0, -1.0, np.nan):
             key = "direction" if "." in name else "most"
-            with pytest.raises(AffluxError, match=rf"\[apply\] {name} is .*, must be greater than 0"):
-                sound(Step("sgd"), **{key: wrong})
-    with pytest.raises(AffluxError, match="epsilon is 0, must be greater than 0"):
-        sound(ops.Step("adam", 1.0, 0.9, 0.99, 0.0), (0.0, 0.0))
+            check_error(rf"\[apply\] {name} is .*, must be greater than 0", sound, Step("sgd"), **{key: wrong})
+    check_error("epsilon is 0, must be greater than 0", sound, ops.Step("adam", 1.0, 0.9, 0.99, 0.0), (0.0, 0.0))

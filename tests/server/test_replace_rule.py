@@ -15,7 +15,7 @@ from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Adam, Sgd
 from afflux.rules.staleness import Constant, Inverse
 from afflux.rules.weights import Uniform
-from conftest import bits, ready
+from conftest import bits, check_error, ready
 from inside import slots_limit, slots_taken
 
 D, CLIENTS = 5, 9
@@ -249,8 +249,7 @@ def test_a_rule_that_does_not_go_with_the_server_changes_nothing(which, waiting)
     for client in range(waiting):
         push(server, client)
     before, limit, log = server.state_dict(), slots_limit(server), server.log
-    with pytest.raises(AffluxError, match=r"\[(replace_rule|to_config)\] .*" + message):
-        server.replace_rule(new)
+    check_error(r"\[(replace_rule|to_config)\] .*" + message, server.replace_rule, new)
     assert (server.rule, server.log, slots_limit(server)) == (rule, log, limit)
     assert server.state_dict()["meta"] == before["meta"]
 
@@ -258,8 +257,7 @@ def test_a_rule_that_does_not_go_with_the_server_changes_nothing(which, waiting)
 def test_a_closed_server(tmp_path):
     server = Server(fedbuff(), vector(), store=tmp_path / "store")
     server.close()
-    with pytest.raises(StoreError, match=r"\[replace_rule\] this server is closed"):
-        server.replace_rule(fedbuff(buffer_size=2))
+    check_error(r"\[replace_rule\] .* is closed", server.replace_rule, fedbuff(buffer_size=2), error=StoreError)
 
 
 # The log and its replay
@@ -403,8 +401,7 @@ def test_a_state_with_a_wrong_rule_changes_nothing(change, message):
     server = Server(own(), vector(3.0), max_slots=9, log=True)
     push(server)
     before = server.state_dict()
-    with pytest.raises(AffluxError, match=r"\[load_state_dict\] " + message):
-        server.load_state_dict(state)
+    check_error(r"\[load_state_dict\] " + message, server.load_state_dict, state)
     assert server.state_dict()["meta"] == before["meta"]
 
 
@@ -437,16 +434,14 @@ def test_a_store_keeps_the_rule_in_force_and_the_one_that_waits(tmp_path):
 def test_a_rule_that_is_given_takes_the_place_of_both(tmp_path):
     path = tmp_path / "store"
     waiting_for(own(Halves()), store=path).close()
-    with pytest.raises(StoreError, match=r"\[open\] .* the rule that waits to replace this one cannot be made"):
-        Server.open(path)
+    check_error(r"\[open\] .* rule that waits to replace this one cannot be made", Server.open, path, error=StoreError)
     given = own(Halves(0.25), buffer_size=3)
     with Server.open(path, given) as server:
         push(server)
         push(server)
         assert (server.rule, server.version) == (given, 1)
         server.checkpoint()
-    with pytest.raises(StoreError, match="whose rule must be given"):
-        Server.open(path)
+    check_error("whose rule must be given", Server.open, path, error=StoreError)
     with Server.open(path, own(buffer_size=1)) as server:
         assert push(server).report.version == 2
 

@@ -9,7 +9,7 @@ import pytest
 from afflux import AffluxError, Layout, Server
 from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff
 from afflux.store import check, export_params
-from conftest import bits
+from conftest import bits, check_error
 from pairwise import pairwise, soak_all
 from role_trees import CONTAINERS, check_round
 
@@ -177,7 +177,7 @@ def test_loading_changes_no_constant_and_mends_that_of_a_fresh_client():
     assert other.codes.tolist() == [2**24 + 1, 2**31 - 1, -3]
     assert other.mask.tolist() == [0.0, -np.inf]
     assert (other.seed.item(), other.calls) == (2**53 + 1, 9)
-    with pytest.raises(AffluxError, match=r"codes has shape \(2,\), the layout has \(3,\)"):
+    with pytest.raises(AffluxError, match=r"codes .*\(2,\).*\(3,\)"):
         server.pull(out=dict(Model().state_dict()) | {"codes": torch.zeros(2, dtype=torch.int32)})
 
 
@@ -196,8 +196,7 @@ def test_a_state_with_damaged_constants_does_not_overwrite_params():
     server = Server(fedbuff(buffer_size=1), start, layout=layout, inplace=True)
     state = server.state_dict()
     state["arrays"] |= {"params": np.ones_like(state["arrays"]["params"]), "constants": np.zeros(3, np.uint8)}
-    with pytest.raises(AffluxError, match=r"\[load_state_dict\] constants is uint8 of shape \(3,\), expected"):
-        server.load_state_dict(state)
+    check_error(r"\[load_state_dict\] constants is uint8 of shape \(3,\), expected", server.load_state_dict, state)
     assert server.params.tolist() == [0.0, 0.0]
 
 
@@ -226,8 +225,7 @@ def test_constants_survive_a_state_and_a_store(tmp_path):
         assert model["codes"].tolist() == Model().codes.tolist()
     file = tmp_path / "store" / "constants.bin"
     file.write_bytes(file.read_bytes()[:-5] + b"hallo")
-    with pytest.raises(AffluxError, match=r"constants\.bin is damaged"):
-        Server.open(tmp_path / "store")
+    check_error(r"constants\.bin is damaged", Server.open, tmp_path / "store")
     assert "constants.bin is damaged" in check(tmp_path / "store").problems[0]
 
 
@@ -240,8 +238,7 @@ def test_copies_of_tied_arrays_that_differ_are_refused(kind):
         server.push(client=0, version=0, **{kind: tree}, buffers=Model())
     untied = Model()
     untied.head.weight = torch.nn.Parameter(untied.body.weight.detach() + 1)
-    with pytest.raises(AffluxError, match=r"head\.weight differs from body\.weight"):
-        pushed(server, untied)
+    check_error(r"head\.weight differs from body\.weight", pushed, server, untied)
     server.pull(out=untied)  # both copies are written
     assert bits(untied.head.weight.detach().numpy()) == bits(untied.body.weight.detach().numpy())
     target = {name: array.clone() for name, array in Model().state_dict().items() if name != "_extra_state"}
@@ -366,8 +363,7 @@ def test_local_arrays_stay_with_the_client():
     ],
 )
 def test_wrong_roles(roles, message):
-    with pytest.raises(AffluxError, match=message):
-        Layout.of(Model(), roles=roles)
+    check_error(message, Layout.of, Model(), roles=roles)
 
 
 @pytest.mark.parametrize(("role", "lowest"), [(None, None), ("copied", 1.0), ("local", 5.0)])
@@ -382,8 +378,7 @@ def test_ranges_that_begin_at_infinity(role, lowest):
     layout = Layout.of(observed(np.inf), roles=None if role is None else {"min_val": role})
     server = Server(fedbuff(buffer_size=1), observed(np.inf), layout=layout)
     if role is None:
-        with pytest.raises(AffluxError, match=r'min_val differs.*roles=\{"min_val": "local"\}'):
-            pushed(server, observed(1.0))
+        check_error(r'min_val differs.*roles=\{"min_val": "local"\}', pushed, server, observed(1.0))
     else:
         assert pushed(server, observed(1.0)).status == "joined"
         server.pull(out=(target := observed(5.0)))
@@ -409,8 +404,7 @@ def test_integer_parameters_are_constants_everywhere(form):
     assert server.layout.roles["packed"] == "constant"
     other = torch.nn.Linear(2, 2)
     other.packed = torch.nn.Parameter(torch.tensor([[255, 0]], dtype=torch.uint8), False)
-    with pytest.raises(AffluxError, match="packed differs"):
-        pushed(server, other)
+    check_error("packed differs", pushed, server, other)
 
 
 def test_a_state_dict_does_not_tell_parameters_from_counters():
@@ -428,8 +422,7 @@ def test_a_state_dict_does_not_tell_parameters_from_counters():
     assert roles == dict.fromkeys(found, "constant") | {"state_dict": "statistic"}
     server = Server(fedbuff(buffer_size=1), module.state_dict(), layout=found["declared"])
     other = dict(module.state_dict()) | {"order": torch.tensor([0])}
-    with pytest.raises(AffluxError, match="order differs from the server's, and is a constant"):
-        pushed(server, other)
+    check_error("order differs", pushed, server, other)
 
 
 def test_buffers_of_modules_without_parameters_are_selected():
@@ -444,8 +437,7 @@ def test_buffers_of_modules_without_parameters_are_selected():
 def test_a_server_without_parameters_is_refused():
     with pytest.raises(AffluxError, match=r"no parameter to train, d is 0; it holds running_mean \(statistic\)"):
         Server(fedbuff(), {"running_mean": np.ones(2)})
-    with pytest.raises(AffluxError, match="d is 0; it holds no array"):
-        Server(fedbuff(), {})
+    check_error("d is 0; it holds no array", Server, fedbuff(), {})
 
 
 def test_clients_of_models_with_cached_rows():

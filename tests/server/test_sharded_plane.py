@@ -14,7 +14,7 @@ from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.sharded_plane import ShardedPlane, subtrees
 from afflux.selftest.digest import vectors
-from conftest import bits
+from conftest import bits, check_error
 from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, M, repeated, served
 
 
@@ -153,10 +153,8 @@ def test_each_call_may_be_repeated_until_it_has_returned(case, after, data, monk
 def test_a_plane_is_for_one_server_on_the_cpu(tmp_path, monkeypatch):
     plane = ShardedPlane(2)
     Server(rules.fedbuff(), np.zeros(3), plane=plane)
-    with pytest.raises(AffluxError, match=r"\[Server\] plane was given to a server before"):
-        Server(rules.fedbuff(), np.zeros(3), plane=plane)
-    with pytest.raises(AffluxError, match=r"\[Server\] plane is 3, must be a DataPlane"):
-        Server(rules.fedbuff(), np.zeros(3), plane=3)
+    check_error(r"\[Server\] plane was given to a server before", Server, rules.fedbuff(), np.zeros(3), plane=plane)
+    check_error(r"\[Server\] plane is 3, must be a DataPlane", Server, rules.fedbuff(), np.zeros(3), plane=3)
 
     monkeypatch.setattr("afflux.store.sharded_vectors.LocalPlane", ShardedPlane)
     with pytest.raises(UnavailableError, match="a store cannot hold the vectors of this plane"):
@@ -168,11 +166,9 @@ def test_errors_name_the_elements_and_arrays_of_the_whole(data):
     bad = data[1].copy()
     bad[5 * SUPERBLOCK + 3] = np.nan
     server = Server(rules.fedbuff(), data[0], plane=ShardedPlane(3), max_abs=1e30)
-    with pytest.raises(AffluxError, match=f"non-finite value at index {5 * SUPERBLOCK + 3}"):
-        server.push(client=1, version=0, update=bad)
+    check_error(f"non-finite value at index {5 * SUPERBLOCK + 3}", server.push, client=1, version=0, update=bad)
     bad[5 * SUPERBLOCK + 3] = 2e30
-    with pytest.raises(AffluxError, match=f"at index {5 * SUPERBLOCK + 3}"):
-        server.push(client=1, version=0, update=bad)
+    check_error(f"at index {5 * SUPERBLOCK + 3}", server.push, client=1, version=0, update=bad)
     tree = {"a": data[0][: 3 * SUPERBLOCK + 5].reshape(-1, 1), "b": data[1][: 2 * SUPERBLOCK]}
     trees = Server(rules.fedbuff(buffer_size=1), tree, plane=ShardedPlane(3))
     one = Server(rules.fedbuff(buffer_size=1), tree)
@@ -209,8 +205,7 @@ def test_vectors_that_only_the_engine_reads_get_the_type_of_their_place(data):
 def test_a_base_of_another_size_is_refused(more, data):
     server = Server(rules.fedbuff(), data[0][:SIZE], plane=ShardedPlane(2))
     other = Server(rules.fedbuff(), data[0][: SIZE + more]).pull()
-    with pytest.raises(AffluxError, match=f"base has {SIZE + more} elements, expected {SIZE}"):
-        server.push(client=1, version=other, model=data[0][:SIZE])
+    check_error(f"{SIZE + more} elements, expected {SIZE}", server.push, client=1, version=other, model=data[0][:SIZE])
 
 
 def test_two_pushes_do_not_keep_the_last_slot_from_each_other(monkeypatch):
@@ -246,5 +241,4 @@ def test_the_squares_of_shards_are_added_in_the_engines_floating_point_mode():
 
 @pytest.mark.parametrize("wrong", [{"shards": 0}, {"shards": -1}, {"shards": "2"}, {"cuts": [1.5]}, {"cuts": [-1]}])
 def test_shards_and_cuts_are_numbers(wrong):
-    with pytest.raises(AffluxError, match=rf"\[ShardedPlane\] {next(iter(wrong))} is .*, must be an int of at least"):
-        ShardedPlane(**wrong)
+    check_error(rf"\[ShardedPlane\] {next(iter(wrong))} is .*, must be an int of at least", ShardedPlane, **wrong)

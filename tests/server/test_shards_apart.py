@@ -19,7 +19,7 @@ from afflux.distributed import RayPlane, connection
 from afflux.distributed.shard import Call, PartPlane, Ref, Shard
 from afflux.ops import Step
 from afflux.selftest.digest import vectors
-from conftest import bits
+from conftest import bits, check_error
 from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, repeated, served
 
 pytestmark = pytest.mark.filterwarnings("ignore:.RayPlane. .* elements a shard:RuntimeWarning")
@@ -49,8 +49,7 @@ def test_a_cluster_is_not_started_without_authentication(ray, monkeypatch):
     ray.is_initialized = lambda: False
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(UnavailableError, match="Ray was imported without token authentication"):
-        RayPlane.connect()
+    check_error("Ray was imported without token authentication", RayPlane.connect, error=UnavailableError)
 
 
 @pytest.mark.parametrize(("timeout", "waits"), [(60, [20.0, 40.0]), (5, [5]), (20, [20]), (40, [20.0, 20.0])])
@@ -73,8 +72,7 @@ def test_a_start_that_waits_for_resources_ends(timeout, waits, ray, data, tmp_pa
 def test_a_start_without_a_limit(ray, data):
     Server(rules.fedbuff(), data[0], plane=RayPlane(2, start_timeout=None))
     assert ray.waits == [20.0]
-    with pytest.raises(AffluxError, match="start_timeout"):
-        RayPlane(2, start_timeout=0)
+    check_error("start_timeout", RayPlane, 2, start_timeout=0)
 
 
 def run(server, data, call=lambda call: call()):
@@ -132,8 +130,7 @@ def test_a_step_that_the_engine_refuses_changes_nothing(data, ray):
     steps = iter([Step("amsgrad", lr=1.0, epsilon=1.0), Step("sgd", lr=1.0)])
     own = replace(rule, step=lambda arrivals: next(steps))
     server, twin = (Server(each, data[0], plane=plane) for each, plane in ((own, RayPlane(2)), (rule, None)))
-    with pytest.raises(AffluxError, match="states has 0 vectors, amsgrad keeps 3"):
-        server.push(client=1, version=0, update=data[1])
+    check_error("states has 0 vectors, amsgrad keeps 3", server.push, client=1, version=0, update=data[1])
     assert (server.version, server.arrivals_waiting) == (0, 0)
     for each in (server, twin):
         each.push(client=1, version=0, update=data[1])
@@ -197,10 +194,8 @@ def test_a_call_of_an_older_epoch_is_refused(data, ray):
     (actor, _, late) = [each for each in ray.messages if b"sweep" in each[2]][-1]
     shard = actor._instance
     shard.call(pickle.loads(late)[0] + 1, [], [])  # another control
-    with pytest.raises(AffluxError, match="its server was replaced"):
-        shard.call(*pickle.loads(late))
-    with pytest.raises(AffluxError, match="its server was replaced"):
-        server.push(client=1, version=1, update=data[1])
+    check_error("its server was replaced", shard.call, *pickle.loads(late))
+    check_error("its server was replaced", server.push, client=1, version=1, update=data[1])
     assert server.version == 1
 
 
@@ -239,8 +234,7 @@ def test_a_shard_waits_for_the_process_that_another_control_has_left(ray, data, 
     server.push(client=1, version=0, update=data[1])
     server._store._lock.release()  # its control has ended, and its shards have not
     monkeypatch.setattr("afflux.distributed.shard.PATIENCE", 0.0)
-    with pytest.raises(StoreError, match="shard-0 is in use"):
-        Server.open(path, plane=RayPlane(2))
+    check_error("shard-0 is in use", Server.open, path, plane=RayPlane(2), error=StoreError)
     for remote in server._aggregator.plane.remotes:
         remote.actor._instance.unlock()
     with Server.open(path, plane=RayPlane(2)) as again:
@@ -327,8 +321,7 @@ def test_all_replies_are_awaited_if_a_shard_has_ended(data, ray):
     ray.kill(server._aggregator.plane.remotes[0].actor)
     read, get = [], ray.get
     ray.get = lambda reply: read.append(reply) or get(reply)
-    with pytest.raises(AffluxError, match="shard 0 of 3 has ended"):
-        server.push(client=1, version=0, update=data[1])
+    check_error("shard 0 of 3 has ended", server.push, client=1, version=0, update=data[1])
     assert len(read) == 3
 
 

@@ -21,7 +21,7 @@ from afflux.rules.presets.dialects import DIALECTS, nvflare
 from afflux.rules.rule import Needs
 from afflux.rules.staleness import Polynomial
 from afflux.rules.weights import Uniform
-from conftest import ISAS, THREADS, awkward, bits
+from conftest import ISAS, THREADS, awkward, bits, check_error
 from inside import slots_taken
 from pairwise import soak
 from variants import CLIENTS, SIZE, TYPES, VARIANTS, make, push, round_options, serve, state, trace
@@ -68,8 +68,7 @@ def test_every_dialect_streams_or_says_why_not(dialect):
     """In the last one a weight depends on how many others pulled the same version."""
     rule = fedbuff(buffer_size=3, dialect=dialect)
     if not isinstance(dialect, str):
-        with pytest.raises(AffluxError, match=r"fedbuff's come from VersionMeans\(.*\), which has no on_arrival"):
-            streaming(rule)
+        check_error(r"fedbuff's come from VersionMeans\(.*\), which has no on_arrival", streaming, rule)
         return
     server, twin = streaming(rule), Server(rule, vector(0.5))
     for i in range(6):
@@ -80,12 +79,9 @@ def test_every_dialect_streams_or_says_why_not(dialect):
 
 
 def test_what_else_is_refused():
-    with pytest.raises(AffluxError, match="accumulate is 'stream', must be True or False"):
-        Server(fedbuff(), vector(), accumulate="stream")
-    with pytest.raises(AffluxError, match="duplicates='latest' replaces arrivals, and accumulate=True cannot"):
-        streaming(duplicates="latest")
-    with pytest.raises(AffluxError, match="max_slots is 0, must be an int of at least 1"):
-        streaming(max_slots=0)
+    check_error("accumulate is 'stream', must be True or False", Server, fedbuff(), vector(), accumulate="stream")
+    check_error("duplicates='latest' replaces arrivals, and accumulate=True cannot", streaming, duplicates="latest")
+    check_error("max_slots is 0, must be an int of at least 1", streaming, max_slots=0)
 
 
 class Remembers(Uniform):
@@ -96,8 +92,7 @@ class Remembers(Uniform):
 
 def test_memories_are_refused():
     rule = Rule("mine", "update", 2, Remembers(), Calibrate(False), lambda arrivals: Step("sgd"))
-    with pytest.raises(AffluxError, match=r"mine replaces its rule vectors \(last\) by the vectors of a full buffer"):
-        streaming(rule)
+    check_error(r"mine replaces its rule vectors \(last\) by the vectors of a full buffer", streaming, rule)
 
 
 # ---- the same result, within the bound -----------------------------------------------------------------------------
@@ -273,8 +268,7 @@ def test_a_part_that_contradicts_itself(wrong, waiting, message):
     for i in range(waiting):
         server.push(client=i, update=vector(), version=0)
     before = server.state_dict()
-    with pytest.raises(AffluxError, match=r"\[clipped\] " + message):
-        server.push(client=7, update=vector(), version=0)
+    check_error(r"\[clipped\] " + message, server.push, client=7, update=vector(), version=0)
     assert server.counts["refused"] == 1
     assert server.arrivals_waiting == waiting
     assert all(bits(array) == bits(before["arrays"][name]) for name, array in server.state_dict()["arrays"].items())
@@ -294,8 +288,7 @@ def test_an_exponential_law_divided_by_its_sum_counts_from_zero(version, message
         each.load_state_dict(old)
     for each in (server, twin):
         each.push(client=0, gradient=vector(), version=0)
-    with pytest.raises(AffluxError, match=message):
-        server.push(client=1, gradient=vector(), version=version)
+    check_error(message, server.push, client=1, gradient=vector(), version=version)
     assert server.arrivals_waiting == 1
     for each in (server, twin):  # a fresh one decides
         each.push(client=1, gradient=vector(2.0), version=3000)
@@ -482,6 +475,5 @@ def test_a_damaged_state_changes_nothing(damage, message):
     server.push(client=2, update=vector(), version=0)
     wrong, before = copy.deepcopy(server.state_dict()), total(server)
     damage(wrong)
-    with pytest.raises(AffluxError, match=message):
-        server.load_state_dict(wrong)
+    check_error(message, server.load_state_dict, wrong)
     assert total(server) == before

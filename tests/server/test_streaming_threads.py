@@ -11,7 +11,7 @@ from afflux.ops import Step
 from afflux.rules import RULES, fadas, fedbuff
 from afflux.rules.rule import Weights
 from afflux.rules.weights import Uniform
-from conftest import bits
+from conftest import bits, check_error
 from inside import aggregator_of, slots_taken
 from test_concurrency import Slow, start, vector, wait_for
 
@@ -200,8 +200,7 @@ def test_a_failed_step_with_terms_left_for_the_next_one(slow):
     server.push(client=0, update=update, version=0)
 
     def failing():
-        with pytest.raises(AffluxError, match="not finite"):
-            server.push(client=1, update=update, version=0)
+        check_error("not finite", server.push, client=1, update=update, version=0)
 
     second, _ = start(failing)
     assert inside.wait(20)
@@ -258,8 +257,7 @@ def test_push_waits_for_a_slot_or_raises(slow):
     server = streaming(max_slots=1)
     first, _ = start(lambda: server.push(client=0, update=vector(), version=0))
     assert slow.reached.wait(20)
-    with pytest.raises(BusyError, match="all 1 slots of max_slots are taken"):
-        server.push(client=1, update=vector(), version=0, timeout=0.02)
+    check_error("all 1 .*max_slots", server.push, client=1, update=vector(), version=0, timeout=0.02, error=BusyError)
     slow.go.set()
     first.join(20)
     assert server.push(client=1, update=vector(), version=0, timeout=0).status == "joined"

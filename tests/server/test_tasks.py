@@ -7,7 +7,7 @@ from afflux import AffluxError, Closed, Opened, Server, replay
 from afflux.rules import fedasync, fedavg, fedbuff
 from afflux.server.aggregator import Aggregator
 from checked_out import D, held, made, ones, step
-from conftest import bits
+from conftest import bits, check_error
 from inside import aggregator_of, slots_taken, stopped_clock
 
 
@@ -207,8 +207,7 @@ def test_hold_false_pins_nothing():
 
 def test_in_place_only_hold_false():
     server = made(inplace=True)
-    with pytest.raises(AffluxError, match=r"\[checkout\] inplace=True .* give hold=False"):
-        server.checkout(1)
+    check_error(r"\[checkout\] inplace=True .* give hold=False", server.checkout, 1)
     task = server.checkout(1, hold=False)
     step(server)
     assert task.params.tolist() == [0.0] * D
@@ -223,10 +222,8 @@ def test_wrong_arguments():
         (dict(client=1, lease=0), r"\[checkout\] lease is 0, must be finite and positive"),
         (dict(client=1, hold="no"), r"\[checkout\] hold is 'no', must be True or False"),
     ):
-        with pytest.raises(AffluxError, match=message):
-            server.checkout(**arguments)
-    with pytest.raises(AffluxError, match=r"give task=, or client= and version="):
-        server.push(update=ones())
+        check_error(message, server.checkout, **arguments)
+    check_error(r"give task=, or client= and version=", server.push, update=ones())
     assert server.tasks == ()
 
 
@@ -253,8 +250,7 @@ def test_tree_and_load_are_private_and_of_the_first_params(rng):
     task.load(twin)
     assert all(torch.equal(a, b) for a, b in zip(twin.parameters(), module.parameters(), strict=True))
     twin.load_state_dict(task.tree())
-    with pytest.raises(AffluxError, match=r"\[Task.load\] out: "):
-        task.load(torch.nn.Linear(3, 3))
+    check_error(r"\[Task.load\] out: ", task.load, torch.nn.Linear(3, 3))
 
 
 def test_a_flat_vectors_tree_is_flat():

@@ -5,6 +5,7 @@ import pytest
 
 from afflux import Server, StoreError, store
 from afflux.rules import ca2fl, fedbuff
+from conftest import check_error
 from damage import damage
 from forged import forge_fact
 from nine_rows import run
@@ -53,8 +54,7 @@ def test_what_is_refused(path, tmp_path):
         assert message in told.stderr
     damage(path / "params/c/0/0", 4)
     damage(path / "params/c/0/0", 64 + 4)
-    with pytest.raises(StoreError, match="does not agree with its checksum"):
-        store.export_params(path, tmp_path / "x.npy")
+    check_error("does not agree with its checksum", store.export_params, path, tmp_path / "x.npy", error=StoreError)
     assert not (tmp_path / "x.npy").exists()
 
 
@@ -68,8 +68,7 @@ def test_names_that_would_be_paths(path, tmp_path):
         return server
 
     forge_fact(path, "server", renamed)
-    with pytest.raises(StoreError, match=r"cannot be a name in a \.npz"):
-        store.export_params(path, tmp_path / "x.npz")
+    check_error(r"cannot be a name in a \.npz", store.export_params, path, tmp_path / "x.npz", error=StoreError)
     assert not (tmp_path / "x.npz").exists()
     store.export_params(path, tmp_path / "x.npy")
 

@@ -15,7 +15,7 @@ import pytest
 from afflux import Server, StoreError, store
 from afflux.rules import fedbuff
 from afflux.rules.rule import Needs
-from conftest import FORKS
+from conftest import FORKS, check_error
 from forged import DEEP, forge_fact, forge_list, forge_row, forge_state, index
 from hostile_stores import BASES, GOOD, MODEL, STATEMENTS, make_bases, many, outcome
 from pairwise import soak_all
@@ -50,8 +50,7 @@ def refused(path, message="", reading=True):
     """Whatever looks into the store is refused, for this reason."""
     calls = [lambda: Server.open(path)] + [lambda: store.info(path), lambda: store.check(path)] * reading
     for call in calls:
-        with pytest.raises(StoreError, match=message):
-            call()
+        check_error(message, call, error=StoreError)
 
 
 @pytest.mark.parametrize("piece", [*range(5), *soak_all((piece,) for piece in range(5, 10))])
@@ -223,8 +222,7 @@ def test_a_table_that_holds_one_page_many_times(path):
 
 def test_a_huge_zarr_json(path):
     os.truncate(path / "params/zarr.json", 1 << 40)
-    with pytest.raises(StoreError, match="it has more than 1048576 bytes"):
-        Server.open(path)
+    check_error("it has more than 1048576 bytes", Server.open, path, error=StoreError)
 
 
 def test_rule_vectors_that_name_no_folder(tmp_path):
@@ -237,6 +235,5 @@ def test_rule_vectors_that_name_no_folder(tmp_path):
             return np.ones(len(arrivals))
 
     rule = replace(fedbuff(buffer_size=2), weigh=Weigh())
-    with pytest.raises(StoreError, match=r"rule vector '../../victim'"):
-        Server(rule, MODEL, store=tmp_path / "a/b/store")
+    check_error(r"rule vector '../../victim'", Server, rule, MODEL, store=tmp_path / "a/b/store", error=StoreError)
     assert not (tmp_path / "victim").exists()

@@ -15,7 +15,7 @@ import pytest
 import afflux.store
 import crashes
 import pairwise
-from afflux import AffluxError, Server, StoreError, rules
+from afflux import Server, StoreError, rules
 from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.selftest.digest import vectors
@@ -25,7 +25,7 @@ from afflux.store.disk_cache import DiskRows
 from afflux.store.reader import locked_reader
 from afflux.store.sharded_vectors import ShardedVectors
 from afflux.store.stored_vectors import StoredVectors
-from conftest import bits
+from conftest import bits, check_error
 from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, repeated, served
 
 #: Of a store, whose params are not overwritten.
@@ -120,8 +120,7 @@ def test_other_shards_are_refused(shards, plane, message, tmp_path):
     with stored(tmp_path / "store", shards) as server:
         push(server)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file() and "sqlite" not in file.name}
-    with pytest.raises(StoreError, match=message):
-        Server.open(tmp_path / "store", plane=plane)
+    check_error(message, Server.open, tmp_path / "store", plane=plane, error=StoreError)
     assert before == {file: file.read_bytes() for file in before}
     Server.open(tmp_path / "store", plane=shards and ShardedPlane(shards)).close()
 
@@ -129,10 +128,8 @@ def test_other_shards_are_refused(shards, plane, message, tmp_path):
 def test_cuts_are_named_if_they_are_not_those_of_a_number(tmp_path):
     server = Server(rules.fedbuff(), np.ones(SIZE), plane=ShardedPlane(cuts=(2,)), store=tmp_path / "store")
     server.close()
-    with pytest.raises(StoreError, match=r"open it with plane=ShardedPlane\(cuts=\[2\]\)"):
-        Server.open(tmp_path / "store", plane=ShardedPlane(2))
-    with pytest.raises(AffluxError, match=r"\[open\] plane is 3, must be a DataPlane"):
-        Server.open(tmp_path / "store", plane=3)
+    check_error(r"cuts=\[2\]", Server.open, tmp_path / "store", plane=ShardedPlane(2), error=StoreError)
+    check_error(r"\[open\] plane is 3, must be a DataPlane", Server.open, tmp_path / "store", plane=3)
 
 
 def test_all_parts_of_a_version_have_one_slot(tmp_path):
@@ -159,8 +156,7 @@ def test_versions_that_a_checkpoint_keeps(tmp_path):
     for _ in range(2):  # the second one finds them in their slots
         server.checkpoint(keep=[first, second])
         assert server.versions_held == 3
-    with pytest.raises(AffluxError, match="keep: version 0 is not a version of this server"):
-        server.checkpoint(keep=[type(first)(first.params.copy(), 0, None)])
+    check_error("keep: version 0 is not", server.checkpoint, keep=[type(first)(first.params.copy(), 0, None)])
     push(server), push(server)
     server.close()
     server = Server.open(tmp_path / "store", plane=ShardedPlane(2))
@@ -375,10 +371,8 @@ def test_damage_in_a_shard_is_found_and_repaired_where_that_is_possible(shard, t
     assert len(health.arrivals) == 1
     assert health.mendable
     assert any(f"{lost / 'zarr.json'}" in problem for problem in health.problems)
-    with pytest.raises(StoreError, match=f"client {client}'s row .* is damaged"):
-        afflux.store.export(path, tmp_path / "rows.npz")
-    with pytest.raises(StoreError, match=f"shard-{shard}/.*repair {path}"):
-        Server.open(path, plane=ShardedPlane(2))
+    check_error(f"client {client}'s row .*damaged", afflux.store.export, path, tmp_path / "rows.npz", error=StoreError)
+    check_error(f"shard-{shard}/.*repair {path}", Server.open, path, plane=ShardedPlane(2), error=StoreError)
     repair = afflux.store.repair(path)
     assert (repair.dropped, len(repair.arrivals)) == ((client,), 1)
     assert afflux.store.check(path).sound
@@ -394,12 +388,10 @@ def test_damage_in_a_shard_is_found_and_repaired_where_that_is_possible(shard, t
         message = f"client {other}'s row is damaged: slot {place.slot} of {folder} .*repair {path}"
         with pytest.raises(StoreError, match=message):
             server.push(client=other, version=server.version, update=np.zeros(SIZE, np.float32))
-        with pytest.raises(StoreError, match=message):
-            server.rows.encoded(other)
+        check_error(message, server.rows.encoded, other, error=StoreError)
     spoiled(path, "params", vectors_of(path)["params"].slot, shard)
     assert not afflux.store.check(path).mendable
-    with pytest.raises(StoreError, match="only a backup"):
-        Server.open(path, plane=ShardedPlane(2))
+    check_error("only a backup", Server.open, path, plane=ShardedPlane(2), error=StoreError)
 
 
 def rows_of(server):
@@ -425,8 +417,7 @@ def test_a_shard_without_space_or_files(tmp_path, monkeypatch):
     monkeypatch.setattr(segments, "_allocate", lacking)
     full.append(True)
     push(server)
-    with pytest.raises(StoreError, match=f"no space for .*{path}/shard-1/.*/rows"):
-        push(server)
+    check_error(f"no space for .*{path}/shard-1/.*/rows", push, server, error=StoreError)
     assert (server.version, server.joins) == (0, 1)
     full.clear()
     for _ in range(5):
@@ -437,6 +428,5 @@ def test_a_shard_without_space_or_files(tmp_path, monkeypatch):
     assert bits(server.params) == bits(expected.params)
     for file in (path / "shard-1").glob("*/params/c/0/0"):
         file.unlink()
-    with pytest.raises(StoreError, match=f"{path}/shard-1/.*has vanished"):
-        server.pull()
+    check_error(f"{path}/shard-1/.*has vanished", server.pull, error=StoreError)
     server.close(checkpoint=False)

@@ -5,10 +5,10 @@ import threading
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, StoreError, UnavailableError, replay
+from afflux import Server, StoreError, UnavailableError, replay
 from afflux.ops.codecs import ROUNDING
 from afflux.rules import ca2fl, fedbuff, wkafl
-from conftest import FORKS, bits
+from conftest import FORKS, bits, check_error
 from stores import CLIENTS, M, made, same, some_pushes
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
@@ -74,15 +74,12 @@ def test_a_closed_server_says_so(tmp_path):
     server = made("fedbuff", 10, tmp_path / "store")
     server.close()
     for call in (lambda: some_pushes(server, 10, 1), server.flush, server.checkpoint, server.state_dict):
-        with pytest.raises(StoreError, match="this server is closed"):
-            call()
-    with pytest.raises(AffluxError, match="has no store"):
-        made("fedbuff", 10).checkpoint()
+        check_error("this server is closed", call, error=StoreError)
+    check_error("has no store", made("fedbuff", 10).checkpoint)
     server = made("ca2fl", 10, tmp_path / "rows")
     rows = server.rows
     server.close()
-    with pytest.raises(StoreError, match=r"cannot read .*index\.sqlite: the server has closed it"):
-        rows.row(1)
+    check_error(r"cannot read .*index\.sqlite: the server has closed it", rows.row, 1, error=StoreError)
 
 
 def test_threads_push_into_a_store(tmp_path):
@@ -148,11 +145,9 @@ def test_rows_are_asked_for_by_numbers_of_numpy(tmp_path):
             server.push(client=np.int32(client), update=np.ones(10), version=0)
         assert np.int64(1) in server.rows
         assert server.rows.row(np.int64(1)).tolist() == [1.0] * 10
-    with pytest.raises(AffluxError, match=r"\[row\] client_id is 1180591620717411303424, .* fit into 64 bits"):
-        server.rows.row(2**70)
+    check_error(r"\[row\] client_id is 1180591620717411303424, .* fit into 64 bits", server.rows.row, 2**70)
 
 
 def test_a_store_and_inplace_exclude_each_other(tmp_path):
-    with pytest.raises(AffluxError, match=r"\[Server\] inplace: a store keeps the last version"):
-        made("fedbuff", 10, tmp_path / "store", inplace=True)
+    check_error(r"\[Server\] inplace: a store keeps the last", made, "fedbuff", 10, tmp_path / "store", inplace=True)
     assert not (tmp_path / "store").exists()

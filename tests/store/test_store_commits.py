@@ -12,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, StoreError
+from afflux import Server, StoreError
 from afflux.rules import ca2fl, fedbuff
 from afflux.server.inputs import InputAdapter
 from afflux.store import check, info
 from afflux.store.disk_cache import DiskRows
 from afflux.store.index import Index
 from afflux.store.segments import Segments
-from conftest import bits
+from conftest import bits, check_error
 from inside import index_of, store_of
 from stores import CLIENTS, M, made, same, some_pushes
 
@@ -128,8 +128,7 @@ def test_how_safe_commits_are_is_kept(tmp_path, monkeypatch):
     assert how == (None, "process")
     server.close()
     for options, message in (({"commit_every": "never"}, "commit_every is 'never'"), ({"durability": ""}, "is ''")):
-        with pytest.raises(AffluxError, match=message):
-            Server.open(path, **options)
+        check_error(message, Server.open, path, **options)
 
 
 def test_what_is_not_committed_is_gone_and_what_a_checkpoint_holds_is_not(tmp_path):

@@ -15,13 +15,13 @@ import pytest
 
 import afflux.store.creation
 import afflux.store.index
-from afflux import AffluxError, Server, StoreError
+from afflux import Server, StoreError
 from afflux.rules import ca2fl, fedbuff
 from afflux.rules.staleness import Constant
 from afflux.store import check, repair
 from afflux.store.lock import Lock
 from afflux.store.metadata import BACKUP
-from conftest import FORKS
+from conftest import FORKS, check_error
 from crashes import result
 from damage import damage, place
 from inside import index_of, slots_taken
@@ -47,8 +47,7 @@ def path(tmp_path):
 
 def refused(path, message, rule=RULE):
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file() and "sqlite" not in file.name}
-    with pytest.raises(StoreError, match=message):
-        Server.open(path, rule)
+    check_error(message, Server.open, path, rule, error=StoreError)
     assert {file: file.read_bytes() for file in before} == before
 
 
@@ -59,10 +58,8 @@ def test_a_damaged_row_is_found_when_its_client_pushes(path, where):
     server = Server.open(path, RULE)
     before = server.joins
     said = rf"\[push\] client 4's row is damaged: .*does not agree with its checksum; `afflux store repair {path}`, "
-    with pytest.raises(StoreError, match=said):
-        server.push(client=4, update=vector(4), version=server.version)
-    with pytest.raises(StoreError, match=r"\[row\] client 4's row is damaged"):
-        server.rows.row(4)
+    check_error(said, server.push, client=4, update=vector(4), version=server.version, error=StoreError)
+    check_error(r"\[row\] client 4's row is damaged", server.rows.row, 4, error=StoreError)
     assert (server.joins, slots_taken(server)) == (before, 0)
     for client in (3, 5, 20):
         server.push(client=client, update=vector(client), version=server.version)
@@ -119,8 +116,7 @@ def test_a_vanished_folder(path, tmp_path):
     for client in range(2):
         server.push(client=client, update=vector(client), version=server.version)
     path.rename(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="has vanished"):
-        server.push(client=2, update=vector(2), version=server.version)
+    check_error("has vanished", server.push, client=2, update=vector(2), version=server.version, error=StoreError)
     assert server.arrivals_waiting == 2
     (tmp_path / "elsewhere").rename(path)
     server.push(client=2, update=vector(2), version=server.version)
@@ -184,10 +180,7 @@ LAYOUT = "zarr.json is damaged: it has no layout of afflux; `afflux store repair
             lambda meta: meta["chunk_grid"]["configuration"]["chunk_shape"].__setitem__(0, 12),
             "zarr.json is damaged: it has 12 slots of 70656 float32 in a file, and the index 33 slots of ",
         ),
-        (
-            lambda meta: meta["shape"].__setitem__(0, 2),
-            "zarr.json is damaged: it has 2 slots, and slot 8 is in use; ",
-        ),
+        (lambda meta: meta["shape"].__setitem__(0, 2), "zarr.json is damaged: it has 2 slots, and slot 8 is in use; "),
         (lambda meta: meta.pop("codecs"), "zarr.json is damaged: KeyError"),
     ],
 )
@@ -201,15 +194,12 @@ def test_foreign_arrays(path, change, message):
 
 def test_other_rules_and_no_stores(path, tmp_path):
     refused(path, "holds a server whose rule is 'ca2fl', not 'fedbuff'", fedbuff())
-    with pytest.raises(StoreError, match="there is no folder"):
-        Server.open(tmp_path / "nowhere", RULE)
+    check_error("there is no folder", Server.open, tmp_path / "nowhere", RULE, error=StoreError)
     (tmp_path / "empty").mkdir()
     for call in (Server.open, check, repair):
-        with pytest.raises(StoreError, match=r"empty holds no store: index\.sqlite is missing$"):
-            call(tmp_path / "empty")
+        check_error(r"empty holds no store: index\.sqlite is missing$", call, tmp_path / "empty", error=StoreError)
         (tmp_path / "empty" / "lock").touch()
-        with pytest.raises(StoreError, match=r"is missing\. If a process was killed .* remove the folder"):
-            call(tmp_path / "empty")
+        check_error(r"is missing\. If a process was killed .* remove the", call, tmp_path / "empty", error=StoreError)
         (tmp_path / "empty" / "lock").unlink()
     assert list((tmp_path / "empty").iterdir()) == []
     with pytest.raises(StoreError, match=r"is not empty; Server\.open opens an existing store"):
@@ -218,8 +208,7 @@ def test_other_rules_and_no_stores(path, tmp_path):
     with pytest.raises(StoreError, match=r"is not empty, and holds no store: index\.sqlite is missing.* remove what"):
         Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "empty")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StoreError, match=r"cannot make .*file"):
-        Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "file")
+    check_error("cannot make", Server, RULE, np.zeros(3), num_clients=5, store=tmp_path / "file", error=StoreError)
 
 
 @pytest.mark.parametrize(
@@ -230,11 +219,9 @@ def test_other_rules_and_no_stores(path, tmp_path):
     ],
 )
 def test_wrong_options(options, message, path, tmp_path):
-    with pytest.raises(AffluxError, match=rf"\[Server\] {message}"):
-        Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "new", **options)
+    check_error(rf"\[Server\] {message}", Server, RULE, np.zeros(3), num_clients=5, store=tmp_path / "new", **options)
     assert not (tmp_path / "new").exists()
-    with pytest.raises(AffluxError, match=rf"\[open\] {message}"):
-        Server.open(path, RULE, **options)
+    check_error(rf"\[open\] {message}", Server.open, path, RULE, **options)
 
 
 def test_a_folder_with_a_lock_alone_is_empty(tmp_path):
@@ -256,44 +243,28 @@ def test_two_who_make_a_store_in_one_folder(tmp_path, monkeypatch):
             super().__init__(folder)
 
     monkeypatch.setattr(afflux.store.creation, "Lock", Slow)
-    with pytest.raises(StoreError, match=r"is not empty; Server\.open opens an existing store"):
-        Server(RULE, np.zeros(4), num_clients=5, store=tmp_path)
+    check_error("is not empty", Server, RULE, np.zeros(4), num_clients=5, store=tmp_path, error=StoreError)
     with Server.open(tmp_path) as server:
         assert server.params.size == 3
 
 
-@pytest.mark.parametrize("options", [{"durability": "process"}, {"durability": "power"}, {"commit_every": 3}], ids=str)
-def test_commits_need_a_store(options):
-    (name,) = options
-    with pytest.raises(AffluxError, match=rf"\[Server\] {name}: without a store nothing is committed"):
-        Server(RULE, np.zeros(3), num_clients=5, **options)
-
-
 def test_arguments_of_a_wrong_kind(path, tmp_path):
-    with pytest.raises(AffluxError, match=r"\[open\] path is of type Rule, must be a folder's path"):
-        Server.open(RULE, path)
-    with pytest.raises(AffluxError, match=r"\[open\] rule is .*, must be a Rule such as"):
-        Server.open(path, str(path))
-    with pytest.raises(AffluxError, match=r"\[Server\] rule is of type ndarray, must be a Rule such as"):
-        Server(np.zeros(1000), RULE)
-    with pytest.raises(AffluxError, match=r"\[Server\] store is 7, must be a folder's path"):
-        Server(RULE, np.zeros(3), num_clients=5, store=7)
+    check_error(r"\[open\] path is of type Rule, must be a folder's path", Server.open, RULE, path)
+    check_error(r"\[open\] rule is .*, must be a Rule such as", Server.open, path, str(path))
+    check_error(r"\[Server\] rule is of type ndarray, must be a Rule such as", Server, np.zeros(1000), RULE)
+    check_error(r"\[Server\] store is 7, must be a folder's path", Server, RULE, np.zeros(3), num_clients=5, store=7)
     for no_path in ("a\0b", "\ud800"):
-        with pytest.raises(AffluxError, match=r"\[Server\] store is '.*', must be a folder's path"):
-            Server(RULE, np.zeros(3), num_clients=5, store=no_path)
-        with pytest.raises(AffluxError, match=r"\[open\] path is '.*', must be a folder's path"):
-            Server.open(no_path)
+        check_error(r"\[Server\] store is '.*', must be", Server, RULE, np.zeros(3), num_clients=5, store=no_path)
+        check_error(r"\[open\] path is '.*', must be a folder's path", Server.open, no_path)
     with Server.open(path) as server:
         pulled, before = server.pull(), server.notes
         for keep, message in [
             ([pulled, 3], r"keep\[1\] is of type int, must be one that pull\(\) gave"),
             (pulled, r"keep is of type Pulled, must be a list of pulled versions"),
         ]:
-            with pytest.raises(AffluxError, match=rf"\[checkpoint\] {message}"):
-                server.checkpoint("mine", keep=keep)
+            check_error(rf"\[checkpoint\] {message}", server.checkpoint, "mine", keep=keep)
         for notes, message in [({"a": np.zeros(2)}, "ndarray is not JSON"), ({(1, 2): 3}, "keys must be str")]:
-            with pytest.raises(AffluxError, match=rf"\[checkpoint\] notes cannot be kept as JSON: .*{message}"):
-                server.checkpoint(notes)
+            check_error(rf"\[checkpoint\] notes cannot be kept as JSON: .*{message}", server.checkpoint, notes)
         assert (server.notes, server.retained_versions) == (before, {})
 
 
@@ -304,8 +275,7 @@ def test_errors_of_open_name_open(tmp_path):
             server.push(client=client, version=0, update=np.ones(3))
     with pytest.raises(StoreError, match=rf"^\[open\] {folder}: client 2 is in the sum with the raw weight"):
         Server.open(folder, fedbuff(buffer_size=2, staleness=Constant()))
-    with pytest.raises(AffluxError, match=r"^\[open\] max_versions is 2, must be at least 3"):
-        Server.open(folder, commit_every=2)
+    check_error(r"^\[open\] max_versions is 2, must be at least 3", Server.open, folder, commit_every=2)
 
 
 def test_a_first_commit_that_fails_lets_go_of_the_folder(tmp_path, monkeypatch):
@@ -393,8 +363,7 @@ def test_foreign_versions_are_not_kept(path):
     with Server.open(path, RULE) as server:
         mine, foreign = server.pull(), Server(fedbuff(), np.zeros(SIZE)).pull()
         server.checkpoint(1, keep=[mine])
-        with pytest.raises(AffluxError, match=r"\[checkpoint\] keep: version 0 is not a version of this server"):
-            server.checkpoint(2, keep=[foreign])
+        check_error(r"\[checkpoint\] keep: version 0 is not a version of this", server.checkpoint, 2, keep=[foreign])
     with Server.open(path, RULE) as again:
         assert (again.notes, [*again.retained_versions]) == (1, [mine.version])
 

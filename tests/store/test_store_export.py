@@ -7,7 +7,7 @@ import pytest
 
 from afflux import Server, StoreError, store
 from afflux.rules import ca2fl
-from conftest import bits
+from conftest import bits, check_error
 from nine_rows import ORDER, damage_row, run, vector
 
 
@@ -45,12 +45,9 @@ def test_export_refuses(path, tmp_path):
     out.write_text("mine")
     damage_row(path, 5)
     for clients, message in ([[3, 20], "client 20 has no row"], [None, "client 5's row in .* is damaged"]):
-        with pytest.raises(StoreError, match=message):
-            store.export(path, out, clients)
-    with pytest.raises(StoreError, match=r"must end in \.npy or \.npz"):
-        store.export(path, tmp_path / "out.csv")
-    with pytest.raises(StoreError, match=r"cannot write .*nowhere"):
-        store.export(path, tmp_path / "nowhere" / "out.npy")
+        check_error(message, store.export, path, out, clients, error=StoreError)
+    check_error(r"must end in \.npy or \.npz", store.export, path, tmp_path / "out.csv", error=StoreError)
+    check_error(r"cannot write .*nowhere", store.export, path, tmp_path / "nowhere" / "out.npy", error=StoreError)
     assert out.read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 2
 

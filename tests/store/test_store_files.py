@@ -13,6 +13,7 @@ import zarr
 
 import afflux.store.metadata
 from afflux import Server, StoreError, store
+from conftest import check_error
 from nine_rows import RULE, contents, place, pushes, run
 
 
@@ -87,8 +88,7 @@ def test_what_zarr_knew_is_written_again(name, text, path):
         (problem,) = found.problems
         assert problem.startswith(said)
     if name:
-        with pytest.raises(StoreError, match=rf"{said}.*; `afflux store repair {path}` writes it again$"):
-            Server.open(path)
+        check_error(rf"{said}.*; `afflux store repair {path}` writes it again$", Server.open, path, error=StoreError)
     assert run("check", path).stdout.endswith(f"damaged: no row lost; `afflux store repair {path}` repairs it\n")
     assert store.repair(path) is None
     assert json.loads(file.read_bytes()) == json.loads(before)
@@ -160,8 +160,7 @@ def test_a_full_disk_amid_a_repair(path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(afflux.store.metadata, "_replace", full)
-        with pytest.raises(StoreError, match=rf"cannot write zarr.json in {path} again: No space left on device$"):
-            store.repair(path)
+        check_error(rf"cannot write zarr.json in {path} again: No space left", store.repair, path, error=StoreError)
     assert tried
     assert contents(path) == before
     assert store.repair(path) is None
@@ -176,8 +175,7 @@ def test_a_file_that_cannot_be_cut(path, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "ftruncate", refused)
-    with pytest.raises(StoreError, match=rf"cannot cut {file} to size: Read-only file system$"):
-        store.repair(path)
+    check_error(rf"cannot cut {file} to size: Read-only file system$", store.repair, path, error=StoreError)
 
 
 def test_a_repair_needs_no_other_folder(path, monkeypatch):

@@ -18,6 +18,7 @@ from afflux import AffluxError, Server, StoreError, plan, store
 from afflux.rules import ca2fl, fedbuff, gsgm
 from afflux.rules.staleness import Hinge
 from afflux.store.lock import LOCK, Lock
+from conftest import check_error
 from forged import forge_fact
 
 D = 50
@@ -107,15 +108,13 @@ def test_a_construction_that_fails_leaves_no_folder(where, error, there, tmp_pat
 def test_a_construction_that_is_refused_leaves_what_is_there(path):
     with Server(fedbuff(buffer_size=2), np.zeros(D), store=path) as server:
         push(server, 1)
-        with pytest.raises(StoreError, match="not empty"):
-            Server(fedbuff(buffer_size=2), np.zeros(D), store=path)
+        check_error("not empty", Server, fedbuff(buffer_size=2), np.zeros(D), store=path, error=StoreError)
     with Server.open(path) as server:
         assert server.arrivals_waiting == 1
     other = path.with_name("other")
     other.mkdir()
     (other / "mine").touch()
-    with pytest.raises(StoreError, match="holds no store"):
-        Server(fedbuff(buffer_size=2), np.zeros(D), store=other)
+    check_error("holds no store", Server, fedbuff(buffer_size=2), np.zeros(D), store=other, error=StoreError)
     assert (other / "mine").exists()
 
 
@@ -201,11 +200,9 @@ def test_a_lock_that_was_removed_while_it_was_waited_for(path):
     path.mkdir()
     first = Lock(path)
     (path / LOCK).unlink()
-    with pytest.raises(StoreError, match="has vanished"):
-        first.refuse_removed(path)
+    check_error("has vanished", first.refuse_removed, path, error=StoreError)
     (path / LOCK).touch()
-    with pytest.raises(StoreError, match="was replaced"):
-        first.refuse_removed(path)
+    check_error("was replaced", first.refuse_removed, path, error=StoreError)
     first.release()
 
 

@@ -7,8 +7,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, StoreError, store
+from afflux import Server, StoreError, store
 from afflux.rules import ca2fl
+from conftest import check_error
 from damage import damage, place
 from nine_rows import run
 
@@ -98,10 +99,8 @@ def test_exported_files_hold_the_ids(path, tmp_path, clients, name, dtype):
 
 def test_export_takes_numbers_of_numpy(path, tmp_path):
     assert store.export(path, tmp_path / "out.npy", [np.uint64(2**64 - 1), np.str_("1")]) == [2**64 - 1, "1"]
-    with pytest.raises(AffluxError, match=r"^\[export\] client_id is 1.5, must be an int or a str"):
-        store.export(path, tmp_path / "out.npy", [1.5])
-    with pytest.raises(StoreError, match=r"^\[export\] client 2 has no row"):
-        store.export(path, tmp_path / "out.npy", [2])
+    check_error(r"\[export\] client_id is 1.5, must be an int", store.export, path, tmp_path / "out.npy", [1.5])
+    check_error(r"^\[export\] client 2 has no row", store.export, path, tmp_path / "out.npy", [2], error=StoreError)
 
 
 @pytest.mark.parametrize(

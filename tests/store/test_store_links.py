@@ -10,6 +10,7 @@ import pytest
 
 from afflux import Server, StoreError, store
 from afflux.store.files import new_file, open_regular
+from conftest import check_error
 from nine_rows import RULE, pushes, run
 
 
@@ -59,21 +60,18 @@ def test_opening_refuses_it(place, kind, path, victim):
         Server.open(path, RULE)
     assert said in str(caught.value)
     assert "remove it, or copy the folder" in str(caught.value)
-    with pytest.raises(StoreError, match=r"symbolic link|FIFO|hard link"):
-        store.info(path)
+    check_error(r"symbolic link|FIFO|hard link", store.info, path, error=StoreError)
     health = store.check(path)
     assert health.problems == (said,)
     assert (health.sound, health.mendable) == (False, False)
     told = run("check", path)
     assert (told.exit_code, said in told.stdout) == (1, True)
-    with pytest.raises(StoreError, match=r"\[repair\] "):
-        store.repair(path)
+    check_error(r"\[repair\] ", store.repair, path, error=StoreError)
 
 
 def test_a_socket(path):
     os.mknod(path / "params/c/1", stat.S_IFSOCK | 0o600)
-    with pytest.raises(StoreError, match=r"params/c/1 is a socket"):
-        Server.open(path, RULE)
+    check_error(r"params/c/1 is a socket", Server.open, path, RULE, error=StoreError)
     assert store.check(path).problems == (f"{path}/params/c/1 is a socket",)
 
 
@@ -87,16 +85,14 @@ def test_a_lock_that_is_a_link(kind, path, victim):
     shutil.rmtree(path)
     path.mkdir()
     put(path / "lock", victim, kind)
-    with pytest.raises(StoreError, match="cannot lock"):
-        Server(RULE, np.zeros(4), num_clients=9, store=path)
+    check_error("cannot lock", Server, RULE, np.zeros(4), num_clients=9, store=path, error=StoreError)
 
 
 def test_an_index_that_is_a_link(path, victim):
     shutil.copy(path / "index.sqlite", path.parent / "elsewhere.sqlite")
     (path / "index.sqlite").unlink()
     (path / "index.sqlite").symlink_to(path.parent / "elsewhere.sqlite")
-    with pytest.raises(StoreError, match=r"index.sqlite is a symbolic link"):
-        Server.open(path, RULE)
+    check_error(r"index.sqlite is a symbolic link", Server.open, path, RULE, error=StoreError)
 
 
 def test_several_are_listed(path, victim):
@@ -130,8 +126,7 @@ def test_nothing_is_written_through_one_that_comes_later(place, path, victim, mo
     if place.endswith("new"):  # which is replaced
         until_params_need_another_segment()
     else:
-        with pytest.raises(StoreError, match="it is a symbolic link"):
-            until_params_need_another_segment()
+        check_error("it is a symbolic link", until_params_need_another_segment, error=StoreError)
         at.unlink()
     server.close()
 
@@ -150,13 +145,10 @@ def test_what_opens_a_file(tmp_path, victim):
         ("victim", os.O_RDONLY, "a folder"),
         ("victim", os.O_RDWR, "a folder"),
     ]:
-        with pytest.raises(OSError, match=f"it is {what}"):
-            open_regular(tmp_path / name, flags)
-    with pytest.raises(OSError, match="it is a device"):
-        open_regular(os.path.join(os.sep, "dev", "null"))
+        check_error(f"it is {what}", open_regular, tmp_path / name, flags, error=OSError)
+    check_error("it is a device", open_regular, os.path.join(os.sep, "dev", "null"), error=OSError)
     os.close(open_regular(tmp_path / "hard"))
     for name in ("link", "hard", "fifo"):
         os.close(new_file(tmp_path / name))
         assert (tmp_path / name).stat().st_nlink == 1
-    with pytest.raises(OSError, match="directory"):
-        new_file(victim)
+    check_error("directory", new_file, victim, error=OSError)

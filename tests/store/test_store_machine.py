@@ -18,7 +18,7 @@ import afflux.store.metadata
 import afflux.store.store
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import RULES
-from conftest import bits, ready
+from conftest import bits, check_error, ready
 from crashes import MEMORY
 from inside import stopped_clock
 from pairwise import soak_all
@@ -211,8 +211,7 @@ class Play(RuleBasedStateMachine):
 
     @rule()
     def nobody_else_opens_it(self):
-        with pytest.raises(StoreError, match="is in use"):
-            Server.open(self.path, self.rule)
+        check_error("is in use", Server.open, self.path, self.rule, error=StoreError)
 
     @invariant()
     def the_same_is_kept(self):

@@ -17,7 +17,7 @@ import afflux.store.index
 import afflux.store.segments
 from afflux import Server, StoreError, store
 from afflux.rules import fedbuff
-from conftest import FORKS
+from conftest import FORKS, check_error
 from crashes import result
 from inside import store_of
 from nine_rows import RULE, contents
@@ -99,8 +99,7 @@ def test_rows_that_cannot_be_opened_are_not_damaged(call, number, path, monkeypa
         return failing(number)() if file.parts[-4] == "rows" else opened(file, *flags)
 
     monkeypatch.setattr(afflux.store.segments, "opened", refused)
-    with pytest.raises(StoreError, match=rf"cannot read {path / 'rows'}/c/0/0: {os.strerror(number)}"):
-        CALLS[call](path)
+    check_error(rf"cannot read {path / 'rows'}/c/0/0: {os.strerror(number)}", CALLS[call], path, error=StoreError)
     assert contents(path) == before
 
 
@@ -113,8 +112,7 @@ def test_files_that_cannot_be_looked_at_are_not_missing(path, monkeypatch):
     monkeypatch.setattr(os, "lstat", refused)
     monkeypatch.setattr("pathlib.Path.lstat", refused)
     for call in ("open", "info", "repair"):
-        with pytest.raises(StoreError, match=rf"cannot read {path / 'rows'}/c/0/0: Permission denied$"):
-            CALLS[call](path)
+        check_error(rf"cannot read {path / 'rows'}/c/0/0: Permission denied$", CALLS[call], path, error=StoreError)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -124,8 +122,7 @@ def test_a_file_system_without_locks(lock, call, path, monkeypatch):
     before = contents(path)
     monkeypatch.setattr(fcntl, lock, failing(errno.ENOLCK))
     monkeypatch.setattr("afflux.store.lock._file_system", lambda folder: "nfs4")
-    with pytest.raises(StoreError, match=r"this file system \(nfs4\) has no locks: put the store on a local disk$"):
-        CALLS[call](path)
+    check_error(r"system \(nfs4\) has no locks: put the store on a local disk$", CALLS[call], path, error=StoreError)
     assert contents(path) == before
     assert not path.with_name("new").exists()
 
@@ -133,8 +130,7 @@ def test_a_file_system_without_locks(lock, call, path, monkeypatch):
 def test_a_lock_that_fails_has_no_holder(path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", failing(errno.EIO))
     for call in ("open", "info"):
-        with pytest.raises(StoreError, match=rf"cannot lock {path / 'lock'}: Input/output error$"):
-            CALLS[call](path)
+        check_error(rf"cannot lock {path / 'lock'}: Input/output error$", CALLS[call], path, error=StoreError)
     monkeypatch.undo()
     CALLS["open"](path)
 
@@ -154,11 +150,9 @@ def test_a_file_system_without_shared_memory(path, monkeypatch):
         return sqlite3.connect(file, factory=Failing)
 
     monkeypatch.setattr(afflux.store.index, "connect", connected)
-    with pytest.raises(StoreError, match=r"index\.sqlite: disk I/O error$"):
-        Server.open(path, RULE)
+    check_error(r"index\.sqlite: disk I/O error$", Server.open, path, RULE, error=StoreError)
     monkeypatch.setattr(mmap, "mmap", failing(errno.ENODEV))
-    with pytest.raises(StoreError, match=r"this file system \(.+\) has no memory maps that processes share: put the"):
-        Server.open(path, RULE)
+    check_error(r"\(.+\) has no memory maps that processes share: put the", Server.open, path, RULE, error=StoreError)
 
 
 def test_a_store_needs_no_thread(tmp_path, monkeypatch):
@@ -178,5 +172,4 @@ def test_a_store_needs_no_thread(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_entered(path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.stat", failing(errno.EACCES))
     for call in ("open", "info", "check", "repair"):
-        with pytest.raises(StoreError, match=rf"cannot read {path}: Permission denied$"):
-            CALLS[call](path)
+        check_error(rf"cannot read {path}: Permission denied$", CALLS[call], path, error=StoreError)

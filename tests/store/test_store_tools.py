@@ -21,7 +21,7 @@ from afflux.rules import ca2fl, fedams
 from afflux.store.files import open_regular
 from afflux.store.index import Index
 from afflux.store.lock import Lock, _holder
-from conftest import FORKS, ROOT
+from conftest import FORKS, ROOT, check_error
 from crashes import in_child, result, told
 from damage import damage, place
 from inside import index_of, store_of
@@ -59,8 +59,7 @@ def test_info_while_a_server_is_at_work(path):
         found = store.info(path)
         assert (found.version, found.clients, found.durability) == (4, 12, "power")
         for call in (store.check, store.repair, lambda path: store.export(path, path.parent / "out.npy")):
-            with pytest.raises(StoreError, match="is in use"):
-                call(path)
+            check_error("is in use", call, path, error=StoreError)
     assert not store.info(path).in_use
 
 
@@ -101,8 +100,7 @@ def test_a_server_opens_beside_info(path):
 
 def test_a_writer_waits_for_a_moment_alone(path):
     reader = Lock(path, shared=True)
-    with pytest.raises(StoreError, match="is in use"):
-        Lock(path)
+    check_error("is in use", Lock, path, error=StoreError)
     later = threading.Timer(0.05, reader.release)
     later.start()
     Lock(path).release()
@@ -378,12 +376,10 @@ def test_a_folder_that_can_only_be_read(nine_rows):
 
 def test_a_store_that_cannot_be_opened(path, tmp_path):
     for call in (store.info, store.check, store.repair):
-        with pytest.raises(StoreError, match="there is no folder"):
-            call(tmp_path / "nowhere")
+        check_error("there is no folder", call, tmp_path / "nowhere", error=StoreError)
     change(path, "UPDATE facts SET value = '9' WHERE name = 'order_version'")
     for call in (store.info, store.check, store.repair):
-        with pytest.raises(StoreError, match="has order_version 9, this afflux 1"):
-            call(path)
+        check_error("has order_version 9, this afflux 1", call, path, error=StoreError)
 
 
 def test_the_info_command(path):
