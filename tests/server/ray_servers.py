@@ -19,7 +19,6 @@ from afflux.distributed import RayPlane, connection, ray_plane
 #: end of actors when their server is deleted.
 OF_ONE_PROCESS = (
     "test_a_state_with_more_arrivals_than_the_rule_of_the_server_takes",
-    "test_a_vector_on_a_gpu_names_the_client",
     "test_an_interrupted_step_is_finished_by_the_next_call",
     "test_the_next_buffer_fills_while_a_round_is_made",
     "test_what_was_not_flushed_is_as_soon_as_that_is_asked_for",
