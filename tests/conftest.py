@@ -135,6 +135,20 @@ def bits(array):
     return np.ascontiguousarray(array).tobytes()
 
 
+def same_state(state, other):
+    """Check that two states of servers have the same facts, and the same bits in all their arrays."""
+    assert state["meta"] == other["meta"]
+    assert state["arrays"].keys() == other["arrays"].keys()
+    for name, array in state["arrays"].items():
+        assert bits(array) == bits(other["arrays"][name]), name
+
+
+def read_only(array):
+    """The array itself, which can no longer be written."""
+    array.flags.writeable = False
+    return array
+
+
 def reproducible(result):
     """All of a simulation's result but the seconds."""
     return (

@@ -1,9 +1,5 @@
 """The same bits on any thread count, instruction set and CPU, and in the caller's odd floating-point modes."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -12,6 +8,7 @@ from afflux import _engine, ops
 from afflux.selftest import digest
 from conftest import ISAS, THREADS, awkward, found
 from pairwise import soak, soak_all
+from processes import run_python
 from test_types import buffer, values
 
 
@@ -23,13 +20,7 @@ def digests():
 
 def digests_under(environment, *threads):
     """The digests that a fresh process computes under extra environment variables."""
-    done = subprocess.run(
-        [sys.executable, "-m", "afflux.selftest.digest", *map(str, threads)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-m", "afflux.selftest.digest", *threads, check=True, **environment)
     lines = [line.split() for line in done.stdout.splitlines()]
     return [{part: value for t, part, value in lines if t == str(count)} for count in threads]
 
@@ -41,11 +32,7 @@ def test_the_bits_are_those_of_earlier_versions(digests):
 
 
 def test_the_order_is_as_described(isa, rng):
-    assert (_engine.LANES, _engine.BLOCK, _engine.SUPERBLOCK) == (
-        order.LANES,
-        order.BLOCK,
-        order.SUPERBLOCK,
-    )
+    assert (_engine.LANES, _engine.BLOCK, _engine.SUPERBLOCK) == (order.LANES, order.BLOCK, order.SUPERBLOCK)
     for size in (1, 31, 33, 2049, 65537, 5 * 65536 + 77):
         x, y = awkward(rng, size), awkward(rng, size)
         expected = [[order.inner_product(a, b) for b in (x, y)] for a in (x, y)]
@@ -96,11 +83,7 @@ def test_the_environment_chooses(digests):
     assert digests_under({"AFFLUX_ISA": ISAS[-1]}, 2) == [digests]
     chosen = "from afflux import ops; print(*[b.name for b in ops.backends() if b.chosen])"
     for name in ISAS:
-        environment = os.environ | {"AFFLUX_ISA": name}
-        done = subprocess.run(
-            [sys.executable, "-c", chosen], env=environment, capture_output=True, text=True, check=True
-        )
-        assert done.stdout.strip() == name
+        assert run_python("-c", chosen, AFFLUX_ISA=name).stdout.strip() == name
 
 
 def numpy_features():
@@ -127,30 +110,16 @@ def test_other_libraries_cpu_features_do_not_matter(digests, which):
 def test_numpys_features_are_really_off():
     """Otherwise the tests around this one would compare like with like."""
     code = "from numpy._core._multiarray_umath import __cpu_features__ as f; print(*[n for n in f if f[n]])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | WITHOUT["numpy"], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", code, check=True, **WITHOUT["numpy"])
     assert numpy_features()
     assert not set(done.stdout.split()) & set(numpy_features())
 
 
 @pytest.mark.parametrize("selection", ["rules", *soak("ops server")])
 def test_the_suite_passes_without_cpu_features(selection):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-n0",
-            *(found(f"test_{name}.py") for name in selection.split()),
-        ],
-        env=os.environ | WITHOUT["all"] | {"AFFLUX_ISA": ISAS[-1]},
-        capture_output=True,
-        text=True,
-    )
+    suites = [found(f"test_{name}.py") for name in selection.split()]
+    environment = WITHOUT["all"] | {"AFFLUX_ISA": ISAS[-1]}
+    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", *suites, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -274,10 +274,7 @@ def test_the_bound_of_rotated_errors_is_that_of_a_linear_program(bits, multiplie
     thresholds = np.array(rows.THRESHOLDS[bits])
     y = np.concatenate([np.linspace(0, 3.2, 801), np.linspace(3.2, 128**0.5, 408), thresholds])
     level = np.array(rows.LEVELS[bits])[(y[:, None] > thresholds).sum(1)]
-    y, level = (
-        np.append(y, thresholds),
-        np.append(level, rows.LEVELS[bits][1:]),
-    )  # a threshold has both levels
+    y, level = (np.append(y, thresholds), np.append(level, rows.LEVELS[bits][1:]))  # a threshold has both levels
     largest, edges = 0.0, np.geomspace(least, 1.2, 160)
     for low, high in pairwise(edges):  # of mean(y level)
         gain = level**2 / low**2 - multiplier * y**4
@@ -350,8 +347,7 @@ def test_names():
         check_error(r"bits is .*, must be one of .*4, 2, 1", call)
     check_error(r"\[affine\] scope is 'row', must be 'block' or 'vector'", codecs.affine, 4, scope="row")
     with pytest.raises(
-        AffluxError,
-        match=r"\[codec\] 'rotated-8' is unknown; did you mean 'rotated-4' .* known: float32, .*rotated-1",
+        AffluxError, match=r"\[codec\] 'rotated-8' is unknown; did you mean 'rotated-4' .* known: float32, .*rotated-1"
     ):
         codecs.Codec("rotated-8")
 

@@ -190,12 +190,7 @@ def serve(codec, size=40, clients=5, **options):
 
 
 @pytest.mark.parametrize(
-    "codec",
-    [
-        *OF_EACH_KIND,
-        *soak_all((codec,) for codec in ROUNDING if codec not in OF_EACH_KIND),
-    ],
-    ids=repr,
+    "codec", [*OF_EACH_KIND, *soak_all((codec,) for codec in ROUNDING if codec not in OF_EACH_KIND)], ids=repr
 )
 def test_the_sum_keeps_its_promise_over_ten_thousand_rounds(rng, codec):
     """Within 1e-12 of the recomputed mean, relative to the largest row so far; updates of eight orders of magnitude."""

@@ -1,34 +1,24 @@
 """The environment variables of the engine, and the absence of side effects of an import."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
 from afflux import _engine, ops
-
-
-def python(code, *arguments, **environment):
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+from processes import run_python
 
 
 @pytest.mark.parametrize("name", ["AVX512", "avx1024", "cuda", " "])
 def test_an_unknown_isa_raises_at_first_use(name):
-    done = python("import afflux; afflux.ops.backends()", AFFLUX_ISA=name)
+    done = run_python("-c", "import afflux; afflux.ops.backends()", AFFLUX_ISA=name)
     assert done.returncode == 1
     assert f"UnavailableError: AFFLUX_ISA asks for '{name}', which is unknown here; known: " in done.stderr
 
 
 def test_the_command_line_says_so_in_one_line():
     pytest.importorskip("typer")
-    done = subprocess.run(
-        [sys.executable, "-m", "afflux", "backends"],
-        env=os.environ | {"AFFLUX_ISA": "x"},
-        capture_output=True,
-        text=True,
-    )
+    done = run_python("-m", "afflux", "backends", AFFLUX_ISA="x")
     assert done.returncode == 2
     assert done.stderr.startswith("error: AFFLUX_ISA asks for 'x'")
     assert "Traceback" not in done.stderr
@@ -47,7 +37,7 @@ def test_import_does_no_work():
     start = "import os, numpy; before = len(os.listdir('/proc/self/task'))\n"
     if not os.path.isdir("/proc/self/task"):
         pytest.skip("needs /proc")
-    done = python(start + code, AFFLUX_ISA="nonsense")
+    done = run_python("-c", start + code, AFFLUX_ISA="nonsense")
     assert done.returncode == 0, done.stderr
 
 
@@ -70,7 +60,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
     if not hasattr(os, "fork") or not os.path.isdir("/proc/self/task"):
         pytest.skip("needs fork and /proc")
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300)
+    done = run_python("-W", "ignore", "-c", code)
     assert done.returncode == 0, done.stderr
 
 
@@ -88,10 +78,10 @@ print(*(helpers(*case) for case in ((1_000_000, 1), (30_000, 3), (60_000, 3), (1
     if not os.path.isdir("/proc/self/task"):
         pytest.skip("needs /proc")
     for each, expected in (("", "0012"), ("1", "0222"), ("5000000", "0002"), ("10000000", "0001")):
-        done = python(code, AFFLUX_THREAD_BYTES=each)
+        done = run_python("-c", code, AFFLUX_THREAD_BYTES=each)
         assert done.stdout.split() == list(expected), (each, done.stderr)
     for wrong in ("2 MB", "0", str(2**63), str(-(2**64))):
-        done = python(code, AFFLUX_THREAD_BYTES=wrong)
+        done = run_python("-c", code, AFFLUX_THREAD_BYTES=wrong)
         said = f"AFFLUX_THREAD_BYTES is '{wrong}', must be a number of bytes from 1 to {2**63 - 1}"
         assert f"AffluxError: {said}\n" in done.stderr
 

@@ -84,8 +84,7 @@ def test_apply(rng, size, arrivals, params_weight):
     weights = rng.standard_normal(arrivals)
     lr = 0.7
     ops.apply(
-        ops.Pass(params, out, ops.Combine(updates, weights, params_weight), step=ops.Step("sgd", lr)),
-        num_threads=2,
+        ops.Pass(params, out, ops.Combine(updates, weights, params_weight), step=ops.Step("sgd", lr)), num_threads=2
     )
     v, terms = oracle.combine(params, updates, weights, params_weight)
     expected = oracle.f64(params) + lr * v

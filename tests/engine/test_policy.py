@@ -13,6 +13,7 @@ import pytest
 from afflux import _engine, codecs, ops
 from conftest import ISAS, THREADS, bits, check_error
 from pairwise import pairwise
+from processes import run_python
 from test_stages import CACHES, KINDS, Round, same, step_of
 from test_types import buffer
 
@@ -289,12 +290,7 @@ try:
 except AffluxError as error:
     print(row.tobytes() == before, not total.any(), error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"AFFLUX_POLICY": "prefetch=oops"},
-        capture_output=True,
-        text=True,
-    )
+    done = run_python("-c", code, AFFLUX_POLICY="prefetch=oops")
     assert done.stdout.startswith("True True AFFLUX_POLICY has 'prefetch=oops', expected"), done.stderr
 
 
@@ -327,9 +323,7 @@ def test_a_policy_is_a_text(text):
 
 
 def backends(**environment):
-    return subprocess.run(
-        [sys.executable, "-m", "afflux", "backends"], env=os.environ | environment, capture_output=True, text=True
-    )
+    return run_python("-m", "afflux", "backends", **environment)
 
 
 def test_the_environment_chooses_and_the_command_line_shows_it():

@@ -1,9 +1,8 @@
 """An import in a subinterpreter ends at once, with an ImportError; the main interpreter goes on."""
 
-import subprocess
-import sys
-
 import pytest
+
+from processes import run_python
 
 SCRIPT = """
 import sys
@@ -30,8 +29,7 @@ print(afflux.exp(0.0))
 
 @pytest.mark.parametrize("first", ["", "import afflux"])
 def test_a_subinterpreter_is_refused(first):
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT.replace("FIRST", first)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run_python("-W", "ignore", "-c", SCRIPT.replace("FIRST", first))
     assert done.stdout.splitlines() == [
         "refused: afflux cannot be imported in a subinterpreter: its engine serves the main interpreter only, of one "
         "process; use threads, or processes (multiprocessing)",

@@ -19,6 +19,7 @@ from commands import invoke
 from conftest import bits, check_error
 from device import emulated, libraries, needs_device, on_host
 from inside import aggregator_of, index_of, slots_limit, store_of
+from stores import same
 
 pytestmark = needs_device
 D, CLIENTS, M = 3000, 6, 3
@@ -72,13 +73,6 @@ def in_turn(server, count):
     """Pushes of one client after the other."""
     for _ in range(count):
         server.push(client=server.joins % CLIENTS, **{server.rule.kind: vector(server.joins)}, version=server.version)
-
-
-def same(one, other):
-    states = [server.state_dict() for server in (one, other)]
-    assert states[0]["meta"] == states[1]["meta"]
-    for name, array in states[0]["arrays"].items():
-        assert bits(array) == bits(states[1]["arrays"][name]), name
 
 
 @pytest.mark.parametrize("duplicates", ["latest", "both"])

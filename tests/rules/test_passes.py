@@ -1,6 +1,6 @@
 """Gradient scheduling: every client enters once per pass; then it is blocked until the pass ends."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -207,11 +207,8 @@ def test_threads_and_replay():
             client, number = int(rng.integers(clients)), 1000 * thread + k
             ours.push(client=client, gradient=gradient(number), version=0, num_examples=number + 1)
 
-    threads = [threading.Thread(target=work, args=(t,)) for t in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert ours.counts["joined"] + ours.counts["rejected"] == 4 * each
     again = replay(ours.log, server(clients, buffer_size), lambda entry: gradient(entry.num_examples - 1))
     assert ours.version == again.version > 0

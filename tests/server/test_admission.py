@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
@@ -269,11 +270,8 @@ def test_threads():
         for _ in range(200):
             server.push(client=client, version=server.version, update=vector())
 
-    threads = [threading.Thread(target=run, args=(client,)) for client in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(4)))
     assert server.counts["joined"] == server.joins == 800
     assert [entry.number for entry in server.log] == [*range(800)]
     assert (server.version, server.arrivals_waiting) == divmod(800, 7)

@@ -8,18 +8,13 @@ import pytest
 
 from afflux import AffluxError, Layout, Server, ops
 from afflux.rules import fedbuff
-from conftest import bits, check_error
+from conftest import bits, check_error, read_only
 
 D = 8
 
 
 def f32(size=D, value=1.0):
     return np.full(size, value, np.float32)
-
-
-def read_only(array):
-    array.flags.writeable = False
-    return array
 
 
 class Fresh:

@@ -4,6 +4,7 @@ import logging
 import statistics
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -212,11 +213,8 @@ def test_a_log_of_24_threads_replays_to_the_same_bits(rng):
                 reports.append(receipt.report)
             time.sleep(0)
 
-    threads = [threading.Thread(target=work, args=(client,)) for client in range(24)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(24) as pool:
+        list(pool.map(work, range(24)))
     again_reports = []
     again = serve(rule, clip_norms=2, on_step=again_reports.append)
     replay(server.log, again, lambda join: vectors[join.number])

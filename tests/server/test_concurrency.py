@@ -13,7 +13,7 @@ from afflux.ops import Step
 from afflux.rules import ca2fl, fedbuff
 from afflux.rules.weights import Uniform
 from afflux.server.inputs import InputAdapter
-from conftest import bits, check_error
+from conftest import bits, check_error, same_state
 from inside import aggregator_of, make_rounds_by, mutex_of, rounds_of, without_fast_path
 
 D = 5
@@ -163,9 +163,7 @@ def test_an_interrupted_step_is_finished_by_the_next_call(monkeypatch, rule, mom
         raise KeyboardInterrupt
 
     disturbed, undisturbed = run(True), run(False)
-    assert disturbed["meta"] == undisturbed["meta"]
-    for name, array in undisturbed["arrays"].items():
-        assert bits(array) == bits(disturbed["arrays"][name]), name
+    same_state(disturbed, undisturbed)
 
 
 @pytest.mark.parametrize("call", ["push", "flush", "state_dict", "step"])

@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from afflux import AffluxError, UnavailableError, _engine, ops
-from conftest import FakeCuda, bits, check_error
+from conftest import FakeCuda, bits, check_error, read_only
 
 D = 8
 
@@ -17,11 +17,6 @@ def f32(size=D, value=1.0):
 def unaligned(size=D):
     array = np.frombuffer(bytearray(4 * size + 1), np.uint8)[1:].view(np.float32)
     assert array.ctypes.data % 4 == 1
-    return array
-
-
-def read_only(array):
-    array.flags.writeable = False
     return array
 
 
@@ -38,19 +33,7 @@ BAD_VECTORS = [
     ("1.0", "is a str, expected an array"),
     (None, "is a NoneType, expected an array"),
 ]
-IDS = [
-    "length",
-    "strided",
-    "reversed",
-    "unaligned",
-    "2d",
-    "complex",
-    "int32",
-    "big-endian",
-    "masked",
-    "str",
-    "none",
-]
+IDS = ["length", "strided", "reversed", "unaligned", "2d", "complex", "int32", "big-endian", "masked", "str", "none"]
 
 
 @pytest.mark.parametrize(("bad", "message"), BAD_VECTORS, ids=IDS)

@@ -1,11 +1,11 @@
 """Forked children that use afflux work or raise within seconds; none hangs. Each case is a process of its own."""
 
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from processes import run_python
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
@@ -36,8 +36,7 @@ STEP = """
 
 
 def run(code):
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(HEAD) + textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = run_python("-W", "ignore", "-c", textwrap.dedent(HEAD) + textwrap.dedent(code))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

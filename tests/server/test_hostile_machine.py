@@ -68,17 +68,11 @@ class Hostile(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "stored"),
-    [*((name, False) for name in STARTED), *((name, True) for name in STORED)],
-)
+@pytest.mark.parametrize(("name", "stored"), [*((name, False) for name in STARTED), *((name, True) for name in STORED)])
 def test_hostile_calls_change_nothing(name, stored):
     run_state_machine_as_test(
         type("Hostile", (Hostile,), {"name": name, "stored": stored}),
         settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=25,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
+            max_examples=EXAMPLES, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -5,7 +5,7 @@ import pytest
 
 from afflux import Layout, Server
 from afflux.rules import fedbuff
-from conftest import check_error
+from conftest import check_error, read_only
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,6 @@ def test_arrays_that_numpy_cannot_read():
     assert layout.parts([np.ones(2), array])[1] is array
     check_error(r"\[ingest\] 1 does not give its memory through DLPack", layout.flatten, [np.ones(2), array], out)
     assert not out.any()
-
-
-def read_only(array):
-    array.flags.writeable = False
-    return array
 
 
 VECTOR_TEXTS = [

@@ -143,11 +143,7 @@ def test_an_nnx_module_that_keeps_its_random_numbers(nnx, jax):
             self.layer = nnx.Param(np.full(2, seed, np.float32))
 
     server = Server(fedbuff(buffer_size=1), Noisy())
-    assert server.layout.roles == {
-        "layer": "trained",
-        "rngs.default.count": "local",
-        "rngs.default.key": "local",
-    }
+    assert server.layout.roles == {"layer": "trained", "rngs.default.count": "local", "rngs.default.key": "local"}
     assert server.push(client=0, version=0, model=Noisy(1)).status == "joined"
     assert isinstance(server.checkout("ann").tree().rngs, nnx.Rngs)
 
@@ -305,12 +301,7 @@ def test_every_container_gives_one_digest(library_containers, tmp_path):
 
 def keras_model(keras):
     return keras.Sequential(
-        [
-            keras.layers.Input((3,)),
-            keras.layers.Dense(2),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.5),
-        ]
+        [keras.layers.Input((3,)), keras.layers.Dense(2), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
     )
 
 

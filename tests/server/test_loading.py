@@ -5,7 +5,7 @@ import pytest
 
 from afflux import Server, rules
 from afflux.server import persistence
-from conftest import bits, check_error
+from conftest import bits, check_error, same_state
 from inside import aggregator_of, slots_taken
 
 D, M = 5, 3
@@ -78,9 +78,7 @@ def test_an_error_while_the_vectors_move_changes_nothing(monkeypatch):
     monkeypatch.setattr(persistence, "arrivals_of", failing)
     with pytest.raises(MemoryError):
         server.load_state_dict(state)
-    after = server.state_dict()
-    assert after["meta"] == state["meta"]
-    assert all(bits(array) == bits(after["arrays"][name]) for name, array in state["arrays"].items())
+    same_state(server.state_dict(), state)
 
 
 def test_a_state_with_more_arrivals_than_the_rule_of_the_server_takes(tmp_path):

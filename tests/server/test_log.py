@@ -22,7 +22,7 @@ from afflux.rules.weights import Given
 from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.pushing import CallError
-from conftest import bits, check_error
+from conftest import bits, check_error, same_state
 from inside import aggregator_of, without_fast_path
 
 D = 5
@@ -41,13 +41,6 @@ RULES = {
 
 def vector(value=1.0):
     return np.full(D, value, np.float32)
-
-
-def same(state, other):
-    assert state["meta"] == other["meta"]
-    assert state["arrays"].keys() == other["arrays"].keys()
-    for name, array in state["arrays"].items():
-        assert bits(array) == bits(other["arrays"][name]), name
 
 
 # Duplicates, faults, flush, discard
@@ -330,7 +323,7 @@ def test_a_replay_and_a_restored_server_give_the_same_bits(script, name, duplica
 
     again = iter(handed)
     replayed = replay(server.log, fresh(), lambda join: vectors[join.number], rule_vector=lambda _: next(again))
-    same(joined(replayed.state_dict()), joined(server.state_dict()))
+    same_state(joined(replayed.state_dict()), joined(server.state_dict()))
 
     saved = play(fresh(), script[:cut], {}).state_dict()
     file = io.BytesIO()
@@ -341,7 +334,7 @@ def test_a_replay_and_a_restored_server_give_the_same_bits(script, name, duplica
     restored = fresh()
     play(restored, [("hand", 3), *[("push", 3, 0, 1, 1)] * 2], {})  # it had a life of its own
     restored.load_state_dict({"meta": meta, "arrays": arrays})
-    same(play(restored, script[cut:], {}).state_dict(), server.state_dict())
+    same_state(play(restored, script[cut:], {}).state_dict(), server.state_dict())
 
 
 # Checkpoints that do not fit
@@ -365,6 +358,9 @@ def waits(client_id, version, num_examples, join, staleness, norm=1.0, count=1):
     return change(
         "meta", "waiting", [[client_id, version, num_examples, None, norm, 0.0, 1.0, join, staleness]] * count
     )
+
+
+LISTS = ("waiting", "log", "raw", "handed", "passed")
 
 
 def remove(part, name):
@@ -407,6 +403,8 @@ def remove(part, name):
         (waits(1.5, 0, 1, 3, 1), "client_id is 1.5, must be an int or a str"),
         (change("arrays", "slots", np.zeros((1, 4), np.float32)), r"slots is float32 of shape \(1, 4\)"),
         (lambda state: state.pop("arrays"), "the state is damaged: KeyError: 'arrays'"),
+        # Sequences whose length costs no memory: these could keep a server busy for hours.
+        *[(change("meta", name, np.broadcast_to(1.0, 2**40)), f"{name} is .*, must be a list$") for name in LISTS],
     ],
 )
 def test_a_wrong_state_changes_nothing(damage, message):
@@ -416,7 +414,7 @@ def test_a_wrong_state_changes_nothing(damage, message):
     state = copy.deepcopy(saved())
     damage(state)
     check_error(r"\[load_state_dict\] .*" + message, server.load_state_dict, state)
-    same(server.state_dict(), before)
+    same_state(server.state_dict(), before)
 
 
 def test_a_loaded_state_is_a_copy():
@@ -443,7 +441,7 @@ def test_a_load_that_runs_out_of_memory_changes_nothing(monkeypatch):
     monkeypatch.setattr(type(aggregator_of(server).plane.device), "moved", fails)
     with pytest.raises(MemoryError):
         server.load_state_dict(full.state_dict())
-    same(server.state_dict(), before)
+    same_state(server.state_dict(), before)
 
 
 def test_a_pulled_version_outlives_a_load():

@@ -7,7 +7,7 @@ from afflux import AffluxError, Server, replay
 from afflux.arrays import interop
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
 from afflux.server.pushing import CallError
-from conftest import awkward, bits, check_error, ready
+from conftest import awkward, bits, check_error, ready, same_state
 
 torch = pytest.importorskip("torch")
 
@@ -83,9 +83,7 @@ def test_a_replay_takes_the_buffers():
         server.push(client=client, update=parameters(model), version=0, buffers=model)
     vectors = [parameters(model) for model in pushed]
     replay(server.log, again, lambda join: vectors[join.number], buffers=lambda join: pushed[join.number])
-    ours, theirs = server.state_dict(), again.state_dict()
-    assert ours["meta"] == theirs["meta"]
-    assert all(bits(array) == bits(theirs["arrays"][name]) for name, array in ours["arrays"].items())
+    same_state(server.state_dict(), again.state_dict())
     assert again.pull().buffers.tolist() == [1.5] * 4 + [1.0] * 4 + [15.0]
 
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -148,11 +149,8 @@ def test_threads_report_every_step_once_and_in_order():
         for _ in range(100):
             push(server, number)
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(client, range(4)))
     assert seen == [*range(1, 201)]
 
 

@@ -211,11 +211,7 @@ def pushed(server, arrivals=6, kind="update"):
 
 
 #: Values of the options that a store keeps and that can be combined with each other.
-STORED_VALUES = {
-    "max_versions": [None, 2, 3],
-    "max_slots": [None, 2],
-    "accumulate": [False, True],
-}
+STORED_VALUES = {"max_versions": [None, 2, 3], "max_slots": [None, 2], "accumulate": [False, True]}
 #: Options of `Server.open`.
 CHANGES = [{"commit_every": 2}, {"commit_every": None, "durability": "power"}, {"commit_every": 1}]
 

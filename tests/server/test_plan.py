@@ -29,9 +29,7 @@ def everyone(server, times=1):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"dtype": "float64"}, {"slot_dtype": "bfloat16"}, {"inplace": True}, {"accumulate": True}],
-    ids=str,
+    "options", [{}, {"dtype": "float64"}, {"slot_dtype": "bfloat16"}, {"inplace": True}, {"accumulate": True}], ids=str
 )
 @pytest.mark.parametrize("name", VARIANTS)
 def test_memory_is_what_state_bytes_says(name, options):

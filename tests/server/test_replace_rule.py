@@ -15,7 +15,7 @@ from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Adam, Sgd
 from afflux.rules.staleness import Constant, Inverse
 from afflux.rules.weights import Uniform
-from conftest import bits, check_error, ready
+from conftest import bits, check_error, ready, same_state
 from inside import slots_limit, slots_taken
 
 D, CLIENTS = 5, 9
@@ -27,15 +27,6 @@ def vector(value=1.0):
 
 def push(server, client=0, value=1.0):
     return server.push(client=client, **{server.rule.kind: vector(value)}, version=server.version)
-
-
-def same(one, other):
-    """Of two servers: all that the next bits depend on."""
-    ours, theirs = one.state_dict(), other.state_dict()
-    assert ours["meta"] == theirs["meta"]
-    assert {name: bits(array) for name, array in ours["arrays"].items()} == {
-        name: bits(array) for name, array in theirs["arrays"].items()
-    }
 
 
 # When it is in force
@@ -126,7 +117,7 @@ def test_what_the_server_keeps_carries_over(make):
     for each in (server, other):
         for client in range(8):
             push(each, client, 2.0 + client)
-    same(server, other)
+    same_state(server.state_dict(), other.state_dict())
     assert server.rule is new
 
 
@@ -341,7 +332,7 @@ def test_a_replay_and_a_reloaded_server_give_the_same_bits(moves, name):
     again = fresh(first)
     handed = server.rule_vectors.get("validation")
     replay(server.log, again, lambda join: vectors[join.number], rule_vector=lambda _: handed)
-    same(again, server)
+    same_state(again.state_dict(), server.state_dict())
     assert (again.rule, again.log) == (server.rule, server.log)
 
 
@@ -372,7 +363,7 @@ def test_threads_push_meanwhile():
     again = replay(
         server.log, Server(fedbuff(buffer_size=3), vector(0.0), log=True), lambda j: vector(pushed[j.number])
     )
-    same(again, server)
+    same_state(again.state_dict(), server.state_dict())
 
 
 # States and stores

@@ -19,7 +19,7 @@ from afflux.distributed import RayPlane, connection
 from afflux.distributed.shard import Call, PartPlane, Ref, Shard
 from afflux.ops import Step
 from afflux.selftest.digest import vectors
-from conftest import bits, check_error
+from conftest import bits, check_error, same_state
 from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, repeated, served
 
 pytestmark = pytest.mark.filterwarnings("ignore:.RayPlane. .* elements a shard:RuntimeWarning")
@@ -218,10 +218,7 @@ def test_a_store_has_the_bits_of_one_server(case, shards, ray, tmp_path):
 
     state, own_reports, own_log = served(rule, options, data, RayPlane(shards), path, reopened)
     assert (own_reports, own_log) == (reports, log)
-    assert state["meta"] == expected["meta"]
-    assert {name: bits(array) for name, array in state["arrays"].items()} == {
-        name: bits(array) for name, array in expected["arrays"].items()
-    }
+    same_state(state, expected)
     assert afflux.store.check(path).sound
     assert [file.parent for file in path.rglob("*.sqlite")] == [path]
     Server.open(path, plane=ShardedPlane(shards)).close()

@@ -242,18 +242,7 @@ def test_an_error_holds_no_vector_of_its_client():
 
 #: Public calls that use no slot and no version.
 PLAIN = {
-    *(
-        "rule",
-        "version",
-        "layout",
-        "constants",
-        "arrivals_waiting",
-        "waiting",
-        "entered",
-        "joins",
-        "counts",
-        "faults",
-    ),
+    *("rule", "version", "layout", "constants", "arrivals_waiting", "waiting", "entered", "joins", "counts", "faults"),
     *("versions_held", "scalars", "state_bytes", "counts_since_round", "id", "client"),
 }
 

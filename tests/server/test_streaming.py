@@ -21,7 +21,7 @@ from afflux.rules.presets.dialects import DIALECTS, nvflare
 from afflux.rules.rule import Needs
 from afflux.rules.staleness import Polynomial
 from afflux.rules.weights import Uniform
-from conftest import ISAS, THREADS, awkward, bits, check_error
+from conftest import ISAS, THREADS, awkward, bits, check_error, same_state
 from inside import slots_taken
 from pairwise import soak
 from variants import CLIENTS, SIZE, TYPES, VARIANTS, make, push, round_options, serve, state, trace
@@ -76,12 +76,6 @@ def test_every_dialect_streams_or_says_why_not(dialect):
             each.push(client=i, **{each.rule.kind: vector(i)}, version=max(0, each.version - i % 2), num_examples=i + 1)
     assert server.version == 2
     assert np.all(np.abs(server.params - twin.params) <= np.spacing(np.abs(twin.params)))
-
-
-def test_what_else_is_refused():
-    check_error("accumulate is 'stream', must be True or False", Server, fedbuff(), vector(), accumulate="stream")
-    check_error("duplicates='latest' replaces arrivals, and accumulate=True cannot", streaming, duplicates="latest")
-    check_error("max_slots is 0, must be an int of at least 1", streaming, max_slots=0)
 
 
 class Remembers(Uniform):
@@ -388,9 +382,7 @@ def test_a_state_in_the_middle_of_a_buffer(variant):
             server = serve(variant, np.full(SIZE, 7.0), accumulate=True, log=True)
             server.load_state_dict(saved)
             saved["arrays"]["total"][:] = 0  # it was copied
-    first, second = server.state_dict(), straight.state_dict()
-    assert first["meta"] == second["meta"]
-    assert {k: bits(v) for k, v in first["arrays"].items()} == {k: bits(v) for k, v in second["arrays"].items()}
+    same_state(server.state_dict(), straight.state_dict())
 
 
 def test_a_buffered_state_is_taken_over_and_not_the_other_way():

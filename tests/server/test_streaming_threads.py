@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from afflux.ops import Step
 from afflux.rules import RULES, fadas, fedbuff
 from afflux.rules.rule import Weights
 from afflux.rules.weights import Uniform
-from conftest import bits, check_error
+from conftest import check_error, same_state
 from inside import aggregator_of, slots_taken
 from test_concurrency import Slow, start, vector, wait_for
 
@@ -29,10 +30,7 @@ def same(first, second):
     """Both states, but for the pushes that were refused."""
     first, second = first.state_dict(), second.state_dict()
     first["meta"]["counts"].pop("refused"), second["meta"]["counts"].pop("refused")
-    assert first["meta"] == second["meta"]
-    assert first["arrays"].keys() == second["arrays"].keys()
-    for name, array in first["arrays"].items():
-        assert bits(array) == bits(second["arrays"][name]), name
+    same_state(first, second)
 
 
 @pytest.mark.parametrize("max_slots", [None, 1])
@@ -60,11 +58,8 @@ def test_threads_push_and_a_replay_gives_the_same_bits(name, max_slots):
                 ).join
             ] = pick
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(client, range(6)))
     assert server.counts["joined"] == 360
     same(server, replay(server.log, fresh(), lambda join: vectors[picks[join.number]]))
     assert slots_taken(server) == 0  # the states that were compared hold all terms

@@ -19,7 +19,7 @@ from afflux import AffluxError, BlockedError, Handed, Needs, Rule, Server, Weigh
 from afflux.aggregation.reports import DECISIONS
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
-from conftest import bits
+from conftest import same_state
 from crashes import MEMORY
 from inside import aggregator_of, make_rounds_by, rounds_of
 from pairwise import soak_all
@@ -115,8 +115,7 @@ class Played:
         for state in (ours, again):
             state["meta"]["counts"] = {status: state["meta"]["counts"][status] for status in DECISIONS}
             state["meta"]["log"] = [entry for entry in state["meta"]["log"] if entry[0] not in ("open", "close")]
-        assert ours["meta"] == again["meta"]
-        assert {k: bits(v) for k, v in ours["arrays"].items()} == {k: bits(v) for k, v in again["arrays"].items()}
+        same_state(ours, again)
 
     def between(self, act):
         """Let another thread call `act` after each round that this thread makes."""

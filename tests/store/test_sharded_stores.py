@@ -25,7 +25,7 @@ from afflux.store.disk_cache import DiskRows
 from afflux.store.reader import locked_reader
 from afflux.store.sharded_vectors import ShardedVectors
 from afflux.store.stored_vectors import StoredVectors
-from conftest import bits, check_error
+from conftest import bits, check_error, same_state
 from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, repeated, served
 
 #: Of a store, whose params are not overwritten.
@@ -69,10 +69,7 @@ def test_a_store_of_shards_has_the_bits_of_one_server(case, shards, data, tmp_pa
 
     state, own_reports, own_log = served(rule, options, data, ShardedPlane(shards), tmp_path / "store", reopened)
     assert (own_reports, own_log) == (reports, log)
-    assert state["meta"] == expected["meta"]
-    assert state["arrays"].keys() == expected["arrays"].keys()
-    for name, array in expected["arrays"].items():
-        assert bits(state["arrays"][name]) == bits(array), name
+    same_state(state, expected)
     assert afflux.store.check(tmp_path / "store").sound
     assert len([*(tmp_path / "store").rglob("*.sqlite")]) == 1
 

@@ -1,6 +1,6 @@
 """A store holds what a server without one has in memory, bit for bit."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -95,11 +95,8 @@ def test_threads_push_into_a_store(tmp_path):
                 version = server.version
                 server.push(client=client, update=vector(client, version), version=version)
 
-    threads = [threading.Thread(target=work, args=(range(k, 40, 4),)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, (range(k, 40, 4) for k in range(4))))
     server.close()
     again = Server.open(tmp_path / "store", rule)
     fresh = Server(rule, np.zeros(5000), num_clients=40, log=True)

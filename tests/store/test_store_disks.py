@@ -17,10 +17,7 @@ from conftest import FORKS
 from crashes import Case, check, digest, in_child, reference, result, told
 from mounts import NotAllowedError, Tmpfs
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
-    pytest.mark.filterwarnings(FORKS),
-]
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"), pytest.mark.filterwarnings(FORKS)]
 
 LARGE = Case("ca2fl", d=20_001, pushes=45, checkpoints=0.0)
 

@@ -18,7 +18,7 @@ import afflux.store.metadata
 import afflux.store.store
 from afflux import AffluxError, Server, StoreError
 from afflux.rules import RULES
-from conftest import bits, check_error, ready
+from conftest import bits, check_error, ready, same_state
 from crashes import MEMORY
 from inside import stopped_clock
 from pairwise import soak_all
@@ -44,14 +44,6 @@ PLAYED = {
     "gsgm": {},
     "zenopp": {},
 }
-
-
-def same(one, other):
-    """Of two states: their facts and each bit of their arrays."""
-    assert one["meta"] == other["meta"]
-    assert {name: bits(array) for name, array in one["arrays"].items()} == {
-        name: bits(array) for name, array in other["arrays"].items()
-    }
 
 
 class Play(RuleBasedStateMachine):
@@ -215,7 +207,7 @@ class Play(RuleBasedStateMachine):
 
     @invariant()
     def the_same_is_kept(self):
-        same(self.there.state_dict(), self.here.state_dict())
+        same_state(self.there.state_dict(), self.here.state_dict())
         assert self.there.log == self.here.log
         assert self.there.rule == self.here.rule
         for held, expected in self.held:

@@ -22,10 +22,7 @@ from crashes import result
 from inside import store_of
 from nine_rows import RULE, contents
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform == "win32", reason="needs flock"),
-    pytest.mark.filterwarnings(FORKS),
-]
+pytestmark = [pytest.mark.skipif(sys.platform == "win32", reason="needs flock"), pytest.mark.filterwarnings(FORKS)]
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -55,6 +57,12 @@ def default_interrupts():
         yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def run_python(*arguments, check=False, **environment):
+    """Run Python in a process of its own, with these variables in its environment; its output is text."""
+    command, environment = [sys.executable, *map(str, arguments)], os.environ | environment
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=check)
 
 
 def end_by_sigkill(*arguments):

@@ -7,7 +7,7 @@ import numpy as np
 from afflux import Server
 from afflux.ops import codecs
 from afflux.rules import RULES
-from conftest import bits, ready
+from conftest import ready, same_state
 
 CLIENTS, M = 9, 3
 
@@ -32,8 +32,4 @@ def some_pushes(server, size, count):
 
 
 def same(one, other):
-    ours, theirs = one.state_dict(), other.state_dict()
-    assert ours["meta"] == theirs["meta"]
-    assert ours["arrays"].keys() == theirs["arrays"].keys()
-    for name, array in ours["arrays"].items():
-        assert bits(array) == bits(theirs["arrays"][name]), name
+    same_state(one.state_dict(), other.state_dict())
