@@ -170,6 +170,19 @@ def reproducible(result):
 FORKS = "ignore:os.fork\\(\\) was called:RuntimeWarning"
 
 
+class Dlpack:
+    """A vector that only the engine can read: it has no slices."""
+
+    def __init__(self, array):
+        self.array, self.shape = array, array.shape
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
 class FakeCuda:
     """The attributes of a GPU tensor that are read before its memory."""
 

@@ -313,13 +313,10 @@ def test_what_is_no_policy_is_refused(text, item):
     assert ops.policy() == before
 
 
-def test_a_setting_is_given_once():
+def test_a_policy_is_a_text():
+    for text in (None, 3, b"stages=fused", "pr\xe9fetch=1"):
+        check_error(r"\[choose_policy\] text is .*, must be a str", ops.choose_policy, text)
     check_error(r"\[choose_policy\] text has stages twice", ops.choose_policy, "stages=fused,prefetch=0,stages=fused")
-
-
-@pytest.mark.parametrize("text", [None, 3, b"stages=fused", "pr\xe9fetch=1"])
-def test_a_policy_is_a_text(text):
-    check_error(r"\[choose_policy\] text is .*, must be a str", ops.choose_policy, text)
 
 
 def backends(**environment):

@@ -110,6 +110,7 @@ REFUSED = [
     (lambda: wkafl(momentum=False, alpha="x"), "[wkafl] alpha is 'x', must be a number, finite"),
     (lambda: wkafl(momentum=False, clip=0), "[wkafl] clip is 0, must be positive"),
     (lambda: wkafl(momentum=0), "[wkafl] momentum is 0, must be True or False"),
+    (lambda: wkafl(gamma=None, staleness=False), "[wkafl] gamma is None"),
     (lambda: fedbuff(dialect=["x"]), "[fedbuff] dialect is ['x'], must be one of paper, flsim, appfl, nvflare"),
     (lambda: nvflare(per_version="no"), "[nvflare] per_version is 'no', must be True or False"),
     (lambda: appfl(num_clients=True), "[appfl] num_clients is True, must be an int of at least 1"),

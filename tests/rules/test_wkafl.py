@@ -7,7 +7,7 @@ import pytest
 
 from afflux import Server, ops
 from afflux.rules import wkafl
-from conftest import bits, check_error
+from conftest import bits
 
 
 def reports(rule, gradients):
@@ -36,10 +36,6 @@ def test_without_staleness_the_rate_is_constant(rng):
     for staleness, rates in ((True, [0.5, 0.4, 0.5 / 1.5, 0.5 / 1.75]), (False, [0.5] * 4)):
         made = reports(wkafl(buffer_size=2, server_lr=0.5, gamma=0.25, staleness=staleness), gradients)
         assert [report.server_lr for report in made] == rates
-
-
-def test_gamma_is_checked_where_it_is_left_out():
-    check_error(r"\[wkafl\] gamma is None", wkafl, gamma=None, staleness=False)
 
 
 @pytest.fixture

@@ -352,18 +352,16 @@ def test_local_arrays_stay_with_the_client():
     assert server.checkout("ann").tree()["1.weight"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("roles", "message"),
-    [
-        ({"norm.*": "buffer"}, "is 'buffer', must be 'trained', "),
-        ({"nrom.*": "local"}, r"roles has 'nrom\.\*', which matches no array"),
-        ({5: "local"}, "roles has 5, which matches no array"),
-        (["body"], "must be a dict of roles"),
-        ({"body.bias": "alias"}, r"body\.bias shares its memory with no array"),
-    ],
-)
-def test_wrong_roles(roles, message):
-    check_error(message, Layout.of, Model(), roles=roles)
+def test_wrong_roles():
+    model = Model()
+    check_error("is 'buffer', must be 'trained', ", Layout.of, model, roles={"norm.*": "buffer"})
+    check_error(r"roles has 'nrom\.\*', which matches no array", Layout.of, model, roles={"nrom.*": "local"})
+    check_error("roles has 5, which matches no array", Layout.of, model, roles={5: "local"})
+    check_error("must be a dict of roles", Layout.of, model, roles=["body"])
+    check_error(r"body\.bias shares its memory with no array", Layout.of, model, roles={"body.bias": "alias"})
+    text = r"no parameter to train, d is 0; it holds running_mean \(statistic\)"
+    check_error(text, Server, fedbuff(), {"running_mean": np.ones(2)})
+    check_error("d is 0; it holds no array", Server, fedbuff(), {})
 
 
 @pytest.mark.parametrize(("role", "lowest"), [(None, None), ("copied", 1.0), ("local", 5.0)])
@@ -432,12 +430,6 @@ def test_buffers_of_modules_without_parameters_are_selected():
     net[2].requires_grad_(False)
     names = {field.name for field in Layout.of(net, select="trainable").buffers}
     assert names == {f"1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
-
-
-def test_a_server_without_parameters_is_refused():
-    with pytest.raises(AffluxError, match=r"no parameter to train, d is 0; it holds running_mean \(statistic\)"):
-        Server(fedbuff(), {"running_mean": np.ones(2)})
-    check_error("d is 0; it holds no array", Server, fedbuff(), {})
 
 
 def test_clients_of_models_with_cached_rows():

@@ -14,7 +14,7 @@ from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.sharded_plane import ShardedPlane, subtrees
 from afflux.selftest.digest import vectors
-from conftest import bits, check_error, same_state
+from conftest import Dlpack, bits, check_error, same_state
 from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, M, repeated, served
 
 
@@ -172,19 +172,6 @@ def test_errors_name_the_elements_and_arrays_of_the_whole(data):
         each.push(client=1, version=0, update=tree)
         each.push(client=1, version=each.pull(), model={**tree, "b": tree["b"].astype(np.float16)})
     assert bits(trees.params) == bits(one.params)
-
-
-class Dlpack:
-    """A vector that only the engine can read."""
-
-    def __init__(self, array):
-        self.array, self.shape = array, array.shape
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
 
 
 def test_vectors_that_only_the_engine_reads_get_the_type_of_their_place(data):

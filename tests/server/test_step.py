@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import variants
-from afflux import AffluxError, BusyError, Cut, Join, Needs, Rule, Server, StoreError, Weights, replay
+from afflux import AffluxError, BusyError, Cut, Join, Rule, Server, StoreError, Weights, replay
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.rules import RULES, ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, twafl
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Momentum, Sgd
-from conftest import bits, check_error
+from conftest import Dlpack, bits, check_error
 from inside import aggregator_of, slots_taken
 
 D = 60
@@ -226,15 +226,12 @@ def test_with_recorded_faults_the_round_is_made_of_the_rest(fault):
 
 
 def test_a_rule_that_fails_refuses_the_step():
-    class Fails:
-        needs = Needs()
+    def fails(arrivals):
+        if len(arrivals) > 2:
+            raise RuntimeError("own")
+        return Weights(np.ones(len(arrivals)))
 
-        def __call__(self, arrivals):
-            if len(arrivals) > 2:
-                raise RuntimeError("own")
-            return Weights(np.ones(len(arrivals)))
-
-    server = Server(Rule("own", "update", 9, Fails(), NONE, Sgd(1.0)), np.zeros(3), log=True)
+    server = Server(Rule("own", "update", 9, fails, NONE, Sgd(1.0)), np.zeros(3), log=True)
     entries = [(client, 0, np.ones(3)) for client in range(3)]
     check_error("own", server.step, entries, error=RuntimeError)
     assert (server.joins, server.log, server.arrivals_waiting, slots_taken(server)) == (0, (), 0, 0)
@@ -415,7 +412,10 @@ def test_a_module_is_read_in_place(monkeypatch):
 @pytest.mark.parametrize("weight", [1.0, 0.0])
 def test_a_value_that_is_not_valid_changes_nothing_wherever_it_is(value, weight, tmp_path):
     """Also that of a vector whose weight is 0, which the sweep does not read: a push would have refused it."""
-    weigh = Given(weight)
+
+    def weigh(arrivals):
+        return np.array([weight if client == 2 else 1.0 for client in arrivals.client_ids])
+
     rule = Rule("own", "update", 9, weigh, NONE, fadas().step)
     for store in ({}, {"store": tmp_path / "s"}, {"store": tmp_path / "rarely", "commit_every": None}):
         server = Server(rule, tree(np.zeros(D, np.float32)), **store)
@@ -430,18 +430,6 @@ def test_a_value_that_is_not_valid_changes_nothing_wherever_it_is(value, weight,
             assert everything(server, counts=False) == before
         assert server.step([(client, 1, tree(np.ones(D, np.float32))) for client in range(3)])[1].version == 2
         server.__exit__(None, None, None)
-
-
-class Given:
-    """All weights are 1; that of client 2 is given."""
-
-    needs = Needs()
-
-    def __init__(self, weight):
-        self.weight = weight
-
-    def __call__(self, arrivals):
-        return np.array([self.weight if client == 2 else 1.0 for client in arrivals.client_ids])
 
 
 def test_rule_vectors_have_one_spare():
@@ -471,11 +459,8 @@ def test_on_step_finds_no_slot_and_no_older_version_in_use():
 def test_a_rule_that_reads_norms_says_so():
     """Else its bits would depend on whether a vector was copied."""
 
-    class Unsaid:
-        def __call__(self, arrivals):
-            return 1.0 / arrivals.norms
-
-    server = Server(replace(fedbuff(buffer_size=1), weigh=Unsaid()), np.zeros(3))
+    rule = replace(fedbuff(buffer_size=1), weigh=lambda arrivals: 1.0 / arrivals.norms)
+    server = Server(rule, np.zeros(3))
     before = server.state_dict()
     for call in (server.push, lambda **one: server.step([one])):
         with pytest.raises(AffluxError, match=r"norms are for rules whose weigh part has needs = Needs\(norms=True\)"):
@@ -485,14 +470,11 @@ def test_a_rule_that_reads_norms_says_so():
 
 
 def test_a_call_that_is_refused_within_a_rule_counts():
-    class Calls:
-        needs = Needs()
+    def calls(arrivals):
+        check_error("within the rule's weigh", server.push, client=9, version=0, update=np.ones(3))
+        return np.ones(len(arrivals))
 
-        def __call__(self, arrivals):
-            check_error("within the rule's weigh", server.push, client=9, version=0, update=np.ones(3))
-            return np.ones(len(arrivals))
-
-    server = Server(Rule("own", "update", 1, Calls(), NONE, Sgd(1.0)), np.zeros(3))
+    server = Server(Rule("own", "update", 1, calls, NONE, Sgd(1.0)), np.zeros(3))
     server.step([(1, 0, np.ones(3))])
     assert (server.counts["refused"], server.counts_since_round["refused"]) == (1, 0)
 
@@ -515,15 +497,9 @@ def test_the_error_of_a_store_says_whether_the_pushes_have_joined(tmp_path, monk
 def test_a_vector_that_only_the_engine_can_read():
     """It has no slices."""
 
-    class Flat:
-        shape = (D,)
-
-        def __init__(self, array):
-            self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
-
     vector = np.arange(D, dtype=np.float32)
     server = made(fedbuff())
-    server.step([(1, 0, Flat(vector))])
+    server.step([(1, 0, Dlpack(vector))])
     assert server.params.tobytes() == (np.linspace(-1, 1, D).astype(np.float32) + vector).tobytes()
 
 
