@@ -9,12 +9,7 @@ import pytest
 from afflux import AffluxError, Layout, Server, ops
 from afflux.rules import fedbuff
 from conftest import bits, check_error, read_only
-
-D = 8
-
-
-def f32(size=D, value=1.0):
-    return np.full(size, value, np.float32)
+from test_errors import D, f32
 
 
 class Fresh:

@@ -13,14 +13,9 @@ from afflux.ops import Step
 from afflux.rules import ca2fl, fedbuff
 from afflux.rules.weights import Uniform
 from afflux.server.inputs import InputAdapter
+from checked_out import D, vector
 from conftest import bits, check_error, same_state
 from inside import aggregator_of, make_rounds_by, mutex_of, rounds_of, without_fast_path
-
-D = 5
-
-
-def vector(value=1.0):
-    return np.full(D, value, np.float32)
 
 
 class Slow:

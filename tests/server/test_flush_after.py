@@ -12,15 +12,11 @@ from hypothesis import strategies as st
 from afflux import Cut, Server, StoreError, replay
 from afflux.aggregation.round import Round
 from afflux.rules import ca2fl, fadas, fedbuff, gsgm, zenopp
+from checked_out import D, push, vector
 from conftest import bits, check_error
 from inside import aggregator_of, mutex_of, stopped_clock, store_of
 
-D = 5
 CLIENTS = 9
-
-
-def vector(value=1.0):
-    return np.full(D, value, np.float32)
 
 
 class Clock:
@@ -43,10 +39,6 @@ class Clock:
 def clock():
     with stopped_clock(1000.0) as set_time:
         yield Clock(set_time)
-
-
-def push(server, client=0, value=1.0):
-    return server.push(client=client, **{server.rule.kind: vector(value)}, version=server.version)
 
 
 CALLS = {

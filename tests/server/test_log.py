@@ -22,10 +22,10 @@ from afflux.rules.weights import Given
 from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.pushing import CallError
+from checked_out import D, vector
 from conftest import bits, check_error, same_state
 from inside import aggregator_of, without_fast_path
 
-D = 5
 RULES = {
     "fedbuff": lambda: fedbuff(buffer_size=3),
     "fedavg": lambda: fedavg(buffer_size=4),
@@ -37,10 +37,6 @@ RULES = {
     "gsgm": lambda: gsgm(buffer_size=2),
     "zenopp": zenopp,
 }
-
-
-def vector(value=1.0):
-    return np.full(D, value, np.float32)
 
 
 # Duplicates, faults, flush, discard

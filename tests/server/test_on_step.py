@@ -11,18 +11,9 @@ import pytest
 
 from afflux import AffluxError, Server, Weights, ops, replay
 from afflux.rules import fedbuff
+from checked_out import push, vector
 from conftest import FORKS, bits
 from inside import slots_taken
-
-D = 5
-
-
-def vector(value=1.0):
-    return np.full(D, value, np.float32)
-
-
-def push(server, client=0, value=1.0):
-    return server.push(client=client, **{server.rule.kind: vector(value)}, version=server.version)
 
 
 def test_each_step_is_reported_once_its_version_can_be_pulled():

@@ -15,18 +15,11 @@ from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Adam, Sgd
 from afflux.rules.staleness import Constant, Inverse
 from afflux.rules.weights import Uniform
+from checked_out import D, push, vector
 from conftest import bits, check_error, ready, same_state
 from inside import slots_limit, slots_taken
 
-D, CLIENTS = 5, 9
-
-
-def vector(value=1.0):
-    return np.full(D, value, np.float32)
-
-
-def push(server, client=0, value=1.0):
-    return server.push(client=client, **{server.rule.kind: vector(value)}, version=server.version)
+CLIENTS = 9
 
 
 # When it is in force

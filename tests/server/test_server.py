@@ -9,13 +9,8 @@ import pytest
 from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError
 from afflux.ops import Step
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
+from checked_out import D, vector
 from conftest import FakeCuda, bits, check_error, ready
-
-D = 5
-
-
-def vector(value=1.0):
-    return np.full(D, value, np.float32)
 
 
 def snapshot(server):

@@ -10,7 +10,7 @@ import numpy as np
 from afflux import AffluxError, Server
 from afflux.rules import fedavg
 from afflux.server.inputs import InputAdapter
-from checked_out import D, held, made, ones, step
+from checked_out import D, held, made, step, vector
 from conftest import check_error
 from inside import aggregator_of, slots_taken
 
@@ -20,7 +20,7 @@ def test_a_push_that_completes_a_round_does_not_hold_its_own_base():
     for turn in range(5):
         task = server.checkout(turn)
         step(server)  # there is no third version
-        assert server.push(task=task.id, model=ones(turn)).status == "joined"
+        assert server.push(task=task.id, model=vector(turn)).status == "joined"
 
 
 def test_a_step_waits_for_a_push_that_reads_the_last_free_version(monkeypatch):
@@ -30,7 +30,7 @@ def test_a_step_waits_for_a_push_that_reads_the_last_free_version(monkeypatch):
 
     def slow(self, what, parts, slot, conversion=None, *others):
         if conversion is not None and not waited:
-            thread = threading.Thread(target=lambda: waited.append(server.push(client=2, version=1, update=ones())))
+            thread = threading.Thread(target=lambda: waited.append(server.push(client=2, version=1, update=vector())))
             step(server)
             thread.start()
             time.sleep(0.3)
@@ -41,7 +41,7 @@ def test_a_step_waits_for_a_push_that_reads_the_last_free_version(monkeypatch):
         return ingest(self, what, parts, slot, conversion, *others)
 
     monkeypatch.setattr(InputAdapter, "ingest", slow)
-    assert server.push(task=task, model=ones()).status == "joined"
+    assert server.push(task=task, model=vector()).status == "joined"
     version, thread, *_ = [each for each in waited if not isinstance(each, tuple)]
     thread.join(20)
     assert version == 1, "the second step had no version to write into"
@@ -55,7 +55,7 @@ def test_threads_with_few_slots_and_few_versions_end():
 
     def client(number):
         for _ in range(60):
-            receipt = server.push(task=server.checkout(number), model=ones(number), timeout=20)
+            receipt = server.push(task=server.checkout(number), model=vector(number), timeout=20)
             joined.append(receipt.status)
 
     threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(4)]
@@ -118,8 +118,8 @@ def test_a_loaded_state_closes_tasks():
     step(server)
     task = server.checkout(1)
     server.load_state_dict(state)
-    server.push(client=0, version=0, update=ones(20.0))
-    assert server.push(task=task, model=ones(1.0)).status == "expired"
+    server.push(client=0, version=0, update=vector(20.0))
+    assert server.push(task=task, model=vector(1.0)).status == "expired"
     assert server.tasks == ()
 
 
@@ -138,9 +138,9 @@ def test_stored_errors_hold_neither_slots_nor_versions():
     server, errors = made(max_slots=2, max_versions=3), []
     for turn in range(6):
         task = server.checkout(turn)
-        for vector in (ones(np.nan), np.ones(2 * D, np.complex64)[::2], np.ones(D, np.int32)):
+        for model in (vector(np.nan), np.ones(2 * D, np.complex64)[::2], np.ones(D, np.int32)):
             try:
-                server.push(task=task, model=vector, timeout=0)
+                server.push(task=task, model=model, timeout=0)
             except AffluxError as error:
                 errors.append(error)
         step(server)

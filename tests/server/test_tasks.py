@@ -6,7 +6,7 @@ import pytest
 from afflux import AffluxError, Closed, Opened, Server, replay
 from afflux.rules import fedasync, fedavg, fedbuff
 from afflux.server.aggregator import Aggregator
-from checked_out import D, held, made, ones, step
+from checked_out import D, held, made, step, vector
 from conftest import bits, check_error
 from inside import aggregator_of, slots_taken, stopped_clock
 
@@ -33,12 +33,12 @@ def test_a_task_is_a_version_and_an_id():
 def test_a_push_closes_its_task_whether_it_is_an_object_or_an_id():
     server = made()
     task, far = server.checkout(1), server.checkout(2)
-    assert server.push(task=task, update=ones()).staleness == 0
+    assert server.push(task=task, update=vector()).staleness == 0
     assert server.push(task=far.id, model=far.params + 3, num_examples=2).staleness == 1
     assert server.tasks == ()
     assert server.params.tolist() == [4.0] * D
     for again in (task, far.id, "of another server"):
-        receipt = server.push(task=again, update=ones())
+        receipt = server.push(task=again, update=vector())
         assert (receipt.status, receipt.join, receipt.report) == ("expired", None, None)
         assert receipt.reason
     assert (server.counts["expired"], server.joins) == (3, 2)
@@ -61,9 +61,9 @@ def test_cancel_and_lease(set_time):
     set_time(9.0)
     assert [task.client for task in server.tasks] == [2, 3]
     set_time(10.0)
-    assert server.push(task=late, update=ones()).status == "expired"
+    assert server.push(task=late, update=vector()).status == "expired"
     assert [task.client for task in server.tasks] == [3]
-    server.push(task=free, update=ones())
+    server.push(task=free, update=vector())
     ids = {task.client: task.id for task in (lost, late, free)}
     assert [entry for entry in server.log if isinstance(entry, Closed)] == [
         Closed(ids[1], "cancelled"),
@@ -99,7 +99,7 @@ def test_the_end_of_a_lease_does_not_read_the_other_tasks(set_time):
     admission = aggregator_of(server).admission
     for second in range(1, 301):
         set_time(float(second))
-        server.push(client=0, update=ones(), version=0)
+        server.push(client=0, update=vector(), version=0)
         assert admission.task_count == 300 - second
     assert admission.next_deadline == np.inf
 
@@ -114,14 +114,14 @@ def test_tasks_that_are_closed_early_leave_no_lease_behind(set_time):
         if client % 2:
             task.cancel()
         else:
-            server.push(task=task, update=ones())
+            server.push(task=task, update=vector())
         assert admission.next_deadline == 500.0
     set_time(519.0)
     assert len(server.tasks) == 20
     assert admission.next_deadline == 520.0
     assert [task.client for task in server.tasks] == ["kept"] * 20
     set_time(2000.0)
-    assert server.push(task=kept[-1], update=ones()).status == "expired"
+    assert server.push(task=kept[-1], update=vector()).status == "expired"
     assert admission.task_count == 0
     assert admission.next_deadline == np.inf
 
@@ -131,7 +131,7 @@ def test_a_faulty_push_closes_its_task_only_where_faults_are_recorded():
         server = made(faults=faults)
         task = server.checkout(1)
         try:
-            assert server.push(task=task, update=ones(np.nan)).status == "faulty"
+            assert server.push(task=task, update=vector(np.nan)).status == "faulty"
         except AffluxError:
             assert faults == "raise"
         assert len(server.tasks) == left
@@ -149,8 +149,8 @@ def test_bases_older_than_max_staleness_are_given_up():
     step(server, 2)
     assert old.params.tolist() == [0.0] * D
     step(server)
-    assert server.push(task=old, model=ones()).status == "expired"
-    assert server.push(task=other, update=ones()).status == "dropped"
+    assert server.push(task=old, model=vector()).status == "expired"
+    assert server.push(task=other, update=vector()).status == "dropped"
 
 
 def test_bases_are_given_up_oldest_first_and_never_make_a_step_fail():
@@ -161,9 +161,9 @@ def test_bases_are_given_up_oldest_first_and_never_make_a_step_fail():
         step(server)
     assert [held(server, task) for task in tasks] == [False] * 5 + [True] * 3
     assert server.version == 8
-    assert server.push(task=tasks[0], model=ones()).status == "expired"
-    assert server.push(task=tasks[1], update=ones()).status == "joined"
-    assert server.push(task=tasks[-1], model=ones(9.0)).status == "joined"
+    assert server.push(task=tasks[0], model=vector()).status == "expired"
+    assert server.push(task=tasks[1], update=vector()).status == "joined"
+    assert server.push(task=tasks[-1], model=vector(9.0)).status == "joined"
 
 
 def test_without_max_versions_64_are_held():
@@ -186,7 +186,7 @@ def test_held_versions_are_bounded_over_many_pushes_with_lost_clients():
         if len(flying) > 20:
             task = flying.pop(int(rng.integers(len(flying))))
             if rng.random() >= 0.01:  # else the client is lost, and its task stays open
-                server.push(task=task, update=ones(0.0))
+                server.push(task=task, update=vector(0.0))
         most = max(most, server.versions_held)
     assert most <= 66
     assert 60 < len(server.tasks) < 200
@@ -201,8 +201,8 @@ def test_hold_false_pins_nothing():
     with pytest.raises(AffluxError, match=r"version 0 is no longer held for client 1: the task is closed or of hold="):
         _ = task.params
     for lost in (task, far):
-        assert server.push(task=lost, model=ones()).status == "expired"
-    assert server.push(task=server.checkout(2, hold=False).id, model=ones()).status == "joined", "the newest version"
+        assert server.push(task=lost, model=vector()).status == "expired"
+    assert server.push(task=server.checkout(2, hold=False).id, model=vector()).status == "joined", "the newest version"
 
 
 def test_in_place_only_hold_false():
@@ -211,7 +211,7 @@ def test_in_place_only_hold_false():
     task = server.checkout(1, hold=False)
     step(server)
     assert task.params.tolist() == [0.0] * D
-    server.push(task=task, model=ones(5.0))
+    server.push(task=task, model=vector(5.0))
     assert server.params.tolist() == [6.0] * D
 
 
@@ -223,7 +223,7 @@ def test_wrong_arguments():
         (dict(client=1, hold="no"), r"\[checkout\] hold is 'no', must be True or False"),
     ):
         check_error(message, server.checkout, **arguments)
-    check_error(r"give task=, or client= and version=", server.push, update=ones())
+    check_error(r"give task=, or client= and version=", server.push, update=vector())
     assert server.tasks == ()
 
 
@@ -265,7 +265,7 @@ def test_a_store_keeps_open_tasks_and_their_bases(tmp_path):
     with made(store=tmp_path / "s", log=True) as server:
         kept, pushed = server.checkout("ann", lease=1000), server.checkout("bob")
         step(server, 3)
-        server.push(task=pushed, update=ones())
+        server.push(task=pushed, update=vector())
         newer = server.checkout("eve", hold=False)
         server.checkpoint()
         step(server)
@@ -275,11 +275,11 @@ def test_a_store_keeps_open_tasks_and_their_bases(tmp_path):
             (newer.id, "eve", 4),
         ]
         assert server.tasks[0].params.tolist() == [0.0] * D
-        assert server.push(task=pushed.id, update=ones()).status == "expired"
+        assert server.push(task=pushed.id, update=vector()).status == "expired"
         before = server.params[0]
-        assert server.push(task=kept.id, model=ones(10.0)).status == "joined"
+        assert server.push(task=kept.id, model=vector(10.0)).status == "joined"
         assert server.params[0] - before == 10.0
-        assert server.push(task=newer.id, model=ones()).status == "expired"
+        assert server.push(task=newer.id, model=vector()).status == "expired"
         assert server.checkout("ann").id not in (kept.id, newer.id)
 
 
@@ -314,13 +314,13 @@ def test_a_push_that_a_crash_forgets_leaves_its_task_open(tmp_path):
     tasks = [server.checkout(client) for client in range(3)]
     server.checkpoint()
     for task in tasks[:2]:
-        server.push(task=task, update=ones())  # the second one makes a step, which is committed
-    server.push(task=tasks[2], update=ones())
+        server.push(task=task, update=vector())  # the second one makes a step, which is committed
+    server.push(task=tasks[2], update=vector())
     server.close(checkpoint=False)
     with Server.open(tmp_path / "s") as server:
         assert server.version == 1
         assert [task.id for task in server.tasks] == [tasks[2].id]
-        assert [server.push(task=task.id, update=ones()).status for task in tasks] == ["expired"] * 2 + ["joined"]
+        assert [server.push(task=task.id, update=vector()).status for task in tasks] == ["expired"] * 2 + ["joined"]
 
 
 @pytest.mark.parametrize(
@@ -333,15 +333,15 @@ def test_only_a_conversion_needs_params_that_are_gone(preset, joined, expired, t
         server = Server(preset, np.zeros(D), store=tmp_path / "s" if crash else None)
         tasks = {kind: server.checkout(kind, hold=crash) for kind in (*joined, *expired)}
         for _ in range(3):
-            server.push(client=0, version=server.pull(), update=ones())
+            server.push(client=0, version=server.pull(), update=vector())
         newest = server.checkout("newest")
         if crash:
             server.close(checkpoint=False)
             server = Server.open(tmp_path / "s")
         own = {"client_lr": 1.0, "local_steps": 1}
-        found = {kind: server.push(task=task.id, **{kind: ones()}, **own).status for kind, task in tasks.items()}
+        found = {kind: server.push(task=task.id, **{kind: vector()}, **own).status for kind, task in tasks.items()}
         assert found == dict.fromkeys(joined, "joined") | dict.fromkeys(expired, "expired")
-        again = server.push(task=newest.id, **{preset.kind: ones()})
+        again = server.push(task=newest.id, **{preset.kind: vector()})
         assert (again.status, again.reason.startswith("the task is closed, or was never")) == (
             ("expired", True) if crash else ("joined", False)
         )
@@ -390,11 +390,11 @@ def test_two_threads_push_one_task_and_one_joins(monkeypatch):
     def meanwhile(timeout):
         if not other:
             other.append(None)
-            other[0] = server.push(task=task, update=ones(2.0))
+            other[0] = server.push(task=task, update=vector(2.0))
         return take(timeout)
 
     monkeypatch.setattr(aggregator_of(server), "take_slot", meanwhile)
-    assert server.push(task=task, update=ones()).status == "expired"
+    assert server.push(task=task, update=vector()).status == "expired"
     assert other[0].status == "joined"
     assert (server.joins, server.arrivals_waiting) == (1, 1)
     assert slots_taken(server) == 1

@@ -1,4 +1,4 @@
-"""Small servers of whose versions clients check tasks out."""
+"""Small servers, what clients push to them, and the tasks that clients check out."""
 
 import numpy as np
 
@@ -13,8 +13,12 @@ def made(model=None, preset=None, **options):
     return Server(preset or fedavg(buffer_size=1), np.zeros(D, np.float32) if model is None else model, **options)
 
 
-def ones(value=1.0):
+def vector(value=1.0):
     return np.full(D, value, np.float32)
+
+
+def push(server, client=0, value=1.0):
+    return server.push(client=client, **{server.rule.kind: vector(value)}, version=server.version)
 
 
 def held(server, task):
@@ -23,4 +27,4 @@ def held(server, task):
 
 def step(server, times=1):
     for _ in range(times):
-        server.push(client=0, version=server.version, update=ones())
+        server.push(client=0, version=server.version, update=vector())
