@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "attributes.hpp"
@@ -15,17 +17,20 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
+// The addresses from the first to the last byte of an array. Between them may lie bytes of others.
 struct Range {
   std::uintptr_t begin, end;
+  bool is_whole;  // no other byte lies between
   std::size_t list, index;
 };
 
-// Returns the address of a tensor that `described` does not know, or else that of the object itself.
+// Returns the address of an array on a GPU or of a tensor that `described` does not know, or else that of the object.
 std::uintptr_t address_of(py::handle array) {
-  static const Attribute data_ptr("data_ptr");
+  static const Attribute data_ptr("data_ptr"), interface("__cuda_array_interface__");
   try {
-    const py::object address = data_ptr.call_any(array);
-    if (address) return address.cast<std::uintptr_t>();
+    if (const py::object address = data_ptr.call_any(array)) return address.cast<std::uintptr_t>();
+    if (const py::object facts = interface.of_any(array))
+      return facts["data"].attr("__getitem__")(0).cast<std::uintptr_t>();
   } catch (const py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;
   } catch (const py::cast_error&) {
@@ -33,24 +38,65 @@ std::uintptr_t address_of(py::handle array) {
   return reinterpret_cast<std::uintptr_t>(array.ptr());
 }
 
-// Returns the memory of an array: all of it if it is contiguous, else its first byte.
-Range memory_of(py::handle array) {
-  std::uintptr_t begin = 0;
-  std::size_t bytes = 1;
+// Returns a NumPy view of the bytes of an array on the host; null for other arrays.
+py::array bytes_of(py::handle array) {
+  dlpack::Tensor tensor{};
+  if (py::isinstance<py::array>(array)) return py::reinterpret_borrow<py::array>(array);
+  if (!described(array, &tensor)) return py::reinterpret_steal<py::array>(py::handle());
+  const auto item = static_cast<py::ssize_t>((tensor.dtype.bits * tensor.dtype.lanes + 7U) / 8U);
+  std::vector<py::ssize_t> shape(tensor.shape, tensor.shape + tensor.ndim), strides(shape.size(), item);
+  for (std::size_t i = shape.size(); i-- > 0;)
+    if (tensor.strides != nullptr)
+      strides[i] = static_cast<py::ssize_t>(tensor.strides[i]) * item;
+    else if (i + 1 < shape.size())
+      strides[i] = strides[i + 1] * shape[i + 1];
+  auto* const data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  return py::array(py::dtype("V" + std::to_string(item)), std::move(shape), std::move(strides), data, array);
+}
+
+// Returns the range of elements of `item` bytes with these strides, in units of `unit` bytes.
+template <class Int>
+Range range_of(const void* data, std::int64_t dimensions, const Int* shape, const Int* strides, std::int64_t unit,
+               std::int64_t item) {
+  auto begin = reinterpret_cast<std::uintptr_t>(data), end = begin + static_cast<std::uintptr_t>(item);
+  std::int64_t bytes = data == nullptr ? 0 : item;
+  for (std::int64_t i = 0; i < dimensions && bytes > 0; ++i) {
+    bytes *= shape[i];
+    const std::int64_t reach = (shape[i] - 1) * strides[i] * unit;
+    (reach < 0 ? begin : end) += static_cast<std::uintptr_t>(reach);
+  }
+  if (bytes <= 0) return {begin, begin, true, 0, 0};
+  return {begin, end, end - begin == static_cast<std::uintptr_t>(bytes), 0, 0};
+}
+
+Range range_of(py::handle array) {
   dlpack::Tensor tensor{};
   if (py::isinstance<py::array>(array)) {
     const auto view = py::reinterpret_borrow<py::array>(array);
-    begin = reinterpret_cast<std::uintptr_t>(view.data());
-    if ((view.flags() & py::array::c_style) != 0) bytes = static_cast<std::size_t>(view.nbytes());
-  } else if (described(array, &tensor)) {
-    begin = reinterpret_cast<std::uintptr_t>(tensor.data) + tensor.byte_offset;
-    const std::int64_t size = elements(tensor.ndim, tensor.shape);
-    if (size >= 0 && is_contiguous(tensor.ndim, tensor.shape, tensor.strides, 1))
-      bytes = static_cast<std::size_t>(size) * ((tensor.dtype.bits * tensor.dtype.lanes + 7U) / 8U);
-  } else {
-    begin = address_of(array);
+    return range_of(view.data(), view.ndim(), view.shape(), view.strides(), 1, view.itemsize());
   }
-  return {begin, begin + (begin == 0 ? 0 : bytes), 0, 0};
+  if (described(array, &tensor)) {
+    const char* const data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+    const std::int64_t item = (tensor.dtype.bits * tensor.dtype.lanes + 7U) / 8U;
+    const std::int64_t size = elements(tensor.ndim, tensor.shape);
+    constexpr std::int64_t kNext = 1;
+    if (tensor.strides == nullptr) return range_of(data, 1, &size, &kNext, item, item);
+    return range_of(data, tensor.ndim, tensor.shape, tensor.strides, item, item);
+  }
+  const std::uintptr_t address = address_of(array);
+  return {address, address + (address == 0 ? 0 : 1), true, 0, 0};
+}
+
+// Returns whether two arrays have an element in common, if their ranges overlap. True where that is too hard to say.
+bool overlap(py::handle one, py::handle other) {
+  static const std::int64_t kMostWork = 1'000'000;
+  const py::object numpy = py::module_::import("numpy");
+  try {
+    return numpy.attr("shares_memory")(bytes_of(one), bytes_of(other), kMostWork).cast<bool>();
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_RuntimeError)) throw;
+    return true;
+  }
 }
 
 }  // namespace
@@ -60,7 +106,7 @@ std::optional<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> sh
   for (std::size_t list = 0; list < lists.size(); ++list) {
     const py::list arrays = lists[list];
     for (std::size_t i = 0; i < arrays.size(); ++i) {
-      Range range = memory_of(PyList_GET_ITEM(arrays.ptr(), static_cast<Py_ssize_t>(i)));
+      Range range = range_of(PyList_GET_ITEM(arrays.ptr(), static_cast<Py_ssize_t>(i)));
       if (range.begin == range.end) continue;
       range.list = list;
       range.index = i;
@@ -69,16 +115,21 @@ std::optional<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> sh
   }
   std::sort(ranges.begin(), ranges.end(),
             [](const Range& a, const Range& b) { return a.begin != b.begin ? a.begin < b.begin : a.list < b.list; });
-  // The earlier range with the largest end. It suffices: an earlier range of another list that overlaps this one also
-  // overlaps `last`, and was reported there.
-  const Range* last = nullptr;
+  const auto array_of = [&](const Range& range) {
+    return py::handle(PyList_GET_ITEM(lists[range.list].ptr(), static_cast<Py_ssize_t>(range.index)));
+  };
+  std::vector<const Range*> open;  // the earlier ranges that end after this one begins
   for (const Range& range : ranges) {
-    if (last != nullptr && range.begin < last->end && range.list != last->list) {
+    const auto has_ended = [&](const Range* earlier) { return earlier->end <= range.begin; };
+    open.erase(std::remove_if(open.begin(), open.end(), has_ended), open.end());
+    for (const Range* earlier : open) {
+      if (earlier->list == range.list) continue;
+      if (!(earlier->is_whole && range.is_whole) && !overlap(array_of(*earlier), array_of(range))) continue;
       const auto [first, second] =
-          std::minmax(*last, range, [](const Range& a, const Range& b) { return a.list < b.list; });
+          std::minmax(*earlier, range, [](const Range& a, const Range& b) { return a.list < b.list; });
       return std::tuple{first.list, first.index, second.list, second.index};
     }
-    if (last == nullptr || range.end > last->end) last = &range;
+    open.push_back(&range);
   }
   return {};
 }

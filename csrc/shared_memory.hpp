@@ -8,9 +8,9 @@
 
 namespace afflux::python {
 
-// Returns two arrays that share memory and are in different lists: for each its list and its index there; nothing, if
-// there are none. Two arrays that are not contiguous share memory if they begin at one address, and two of a library
-// without addresses if they are one object. O(n log n) in the number of arrays.
+// Returns two arrays that have an element in common and are in different lists: for each its list and its index there;
+// nothing, if there are none. Two arrays on a GPU share memory if they begin at one address, and two of a library
+// without addresses if they are one object. O(n log n) in the number of arrays, O(n^2) for columns of one matrix.
 std::optional<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> shared_memory(
     const pybind11::list& lists);
 

@@ -104,8 +104,8 @@ class Limits:
         # Twice: differences of models, and of cached rows. Rounded up.
         direction = 2 * sum(map(abs, weights)) * self.max_abs * (1 + 1e-9)
         params, states = REACH[step.kind]
-        try:
-            bounds = abs(lr) * params(step, direction) * _STEPS, states(step, direction, _STEPS)
+        try:  # a NaN does not fit
+            fits = abs(lr) * params(step, direction) * _STEPS <= self.largest
+            return fits and states(step, direction, _STEPS) <= self.largest
         except ZeroDivisionError:  # a beta of 1, or an epsilon of 0: the engine refuses it by name
             return True
-        return all(bound <= self.largest for bound in bounds)  # a NaN does not fit
