@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import variants
 from afflux import AffluxError, BusyError, Cut, Join, Rule, Server, StoreError, Weights, replay
@@ -532,3 +533,54 @@ def test_slots_may_be_arrays_without_a_truth_value(monkeypatch):
     server = made(ca2fl(buffer_size=3))
     monkeypatch.setattr(aggregator_of(server).plane, "reserve", lambda counted=True: np.empty(D, np.float32))
     assert server.step([(1, 0, np.ones(D, np.float32))])[1].version == 1
+
+
+class Lent:
+    """An array that only DLPack knows."""
+
+    def __init__(self, array):
+        self.shape, self.dtype = array.shape, array.dtype
+        self.__dlpack_device__ = array.__dlpack_device__
+        self._array = array
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+
+@pytest.mark.parametrize("plane", [None, 2])
+@pytest.mark.parametrize("form", ["nested", "channels last", "transposed", "offset", "dlpack", "contiguous"])
+def test_replies_that_are_one_memory(form, plane):
+    """Replies in a buffer that the next reply overwrites, as the engine reads it, or in copies."""
+    buffer, flat = np.zeros((3, 2), np.float32), np.zeros((9, 2), np.float32)
+    net = torch.nn.Conv2d(3, 2, 2, bias=False).to(memory_format=torch.channels_last)
+
+    def reply(i):
+        buffer[:] = i
+        flat[i : i + 6, 0] = i
+        with torch.no_grad():
+            net.weight.fill_(float(i))
+        return {
+            "nested": {"a": {"w": buffer}},
+            "channels last": {"a": net.state_dict()},
+            "transposed": {"w": buffer.T},
+            "offset": flat[i : i + 6, 0],
+            "dlpack": Lent(buffer.reshape(-1)),
+            "contiguous": buffer.reshape(-1)[:6],
+        }[form]
+
+    first = reply(0)
+    params = np.zeros(6, np.float32) if form in ("offset", "dlpack", "contiguous") else deepcopy(first)
+    server = Server(fedavg(), params, plane=plane and ShardedPlane(plane))
+    pushes = [{"client": i, "version": 0, "update": reply(i)} for i in (0, 3)]
+    check_error(r"\[step\] push 0 .*client 0.* and push 1 .*client 3.* share the memory of .* copy", server.step, pushes)
+    assert (server.version, server.joins) == (0, 0)
+    pushes = [{"client": i, "version": 0, "update": deepcopy(reply(i))} for i in (0, 3)]
+    server.step(pushes)
+    assert server.params.tolist() == [1.5] * server.params.size
+
+
+def test_columns_of_one_matrix_share_no_element():
+    matrix = np.arange(60, dtype=np.float32).reshape(6, 10)
+    server = Server(fedavg(), np.zeros(6, np.float32))
+    server.step([(i, 0, matrix[:, i]) for i in range(10)])
+    assert server.params.tolist() == matrix.mean(axis=1).tolist()

@@ -176,6 +176,21 @@ def raw_bytes(name: str, array: Array) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(values, values.dtype.newbyteorder("=")).reshape(-1).view(np.uint8)
 
 
+def in_numpy(array: Array) -> Array:
+    """Return the memory of an array on the host as an array of NumPy. The array itself if it is NumPy's, torch's or on
+    a GPU, or gives NumPy no memory; and JAX's, which nobody writes to.
+    """
+    if isinstance(array, np.ndarray) or is_torch(array) or type(array).__module__.startswith("jax"):
+        return array
+    try:
+        if gpu_of(array) is not None:
+            return array
+        return np.from_dlpack(array) if hasattr(array, "__dlpack__") else on_host(array)
+    except Exception as error:
+        raise_if_from_signal(error)
+        return array
+
+
 def is_cupy(array: Array) -> bool:
     """Return whether the array is a CuPy array, without importing CuPy."""
     cupy = sys.modules.get("cupy")

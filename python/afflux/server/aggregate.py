@@ -134,7 +134,7 @@ def _read(i: int, tree: Tree, adapter: InputAdapter, memory: list[Memory]) -> tu
     assert layout is not None
     try:
         arrays = layout._float_parts(tree, originals)
-        memory.append(adapter.memory(originals, tree, None))
+        memory.append(adapter.memory(tree, originals, tree, None))
         if layout.constants:
             adapter.constants.check(layout._leaves(tree))
         buffers = layout.flatten_buffers(tree) if layout.buffers_size else None

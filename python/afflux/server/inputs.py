@@ -20,8 +20,10 @@ from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.constants import Constants, np_dtype
 from afflux.arrays.fields import Field, Places, Write, check_copied, from_words, write_all
 from afflux.arrays.interop import (
+    all_own,
     first_beyond,
     immutable_copy,
+    in_numpy,
     is_masked,
     on_host,
     readable_copy,
@@ -294,11 +296,34 @@ class InputAdapter:
             )
         return self.flat_buffers(subject, buffers, most)
 
-    def memory(self, parts: Any, model: "ops.Array | Tree | None", buffers: "Tree | None") -> Memory:
-        """Return the caller's arrays: those of the result of `parts` or `found`, and its buffers, see `buffers`."""
+    def memory(
+        self,
+        vector: "ops.Array | Tree",
+        arrays: list[ops.Array] | None,
+        model: "ops.Array | Tree | None",
+        buffers: "Tree | None",
+    ) -> Memory:
+        """Return the caller's arrays of a vector or tree, and its buffers, see `buffers`.
+
+        `arrays` are the tree's own arrays of parameters; None: they are not known.
+        """
+        names, own = self._named(vector, arrays, model, buffers)
+        return names, own if all_own(own) else [in_numpy(array) for array in own]
+
+    def _named(
+        self,
+        vector: "ops.Array | Tree",
+        arrays: list[ops.Array] | None,
+        model: "ops.Array | Tree | None",
+        buffers: "Tree | None",
+    ) -> Memory:
         layout = self.layout
-        arrays: list[Any] = parts.arrays if type(parts) is Found else parts if isinstance(parts, list) else [parts]
-        names = layout._parameter_matcher.names if layout is not None and arrays[0] is not parts else ("the vector",)
+        names: tuple[str, ...] = ("the vector",)
+        if layout is None or not is_tree(vector):
+            arrays = [vector]
+        else:
+            names = layout._parameter_matcher.names
+            arrays = layout._parameter_matcher.located(vector)[0] if arrays is None else arrays
         if layout is None or not layout.buffers_size:
             return names, arrays
         holder = _holder_of_buffers(layout, model, buffers)

@@ -13,6 +13,7 @@ from afflux.aggregation.frames import clear_stored_frames
 from afflux.aggregation.plane import Slot
 from afflux.aggregation.reports import Opened, Pulled, Receipt
 from afflux.aggregation.streaming import MOST_SQUARES
+from afflux.arrays.matching import Found
 from afflux.arrays.modules import is_module, is_state_dict
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, PlaneError, StoreError, UnavailableError
@@ -145,7 +146,8 @@ def take_in(
         most, whose = aggregator.admission.limits.max_abs, subject.removesuffix(f" {kind}")
         statistics = adapter.buffers(whose, vector if kind == "model" else None, call.buffers, most, vector)
     if ticket.memory is not None:
-        ticket.memory = adapter.memory(parts, vector if kind == "model" else None, call.buffers)
+        arrays = parts.arrays if type(parts) is Found else None
+        ticket.memory = adapter.memory(vector, arrays, vector if kind == "model" else None, call.buffers)
     row = conversion = None
     ticket.checking = False  # until the vector is read, errors are those of the server
     if lend is None:
