@@ -123,9 +123,15 @@ def test_frames_of_other_threads_hold_no_version(place, hold, monkeypatch):
     assert (outcomes, server.version) == (["joined"] * 4, 4)
 
 
+@pytest.mark.parametrize("make", ["push", "set_params", "load_state_dict"])
 @pytest.mark.parametrize("read", ["load", "tree"])
-def test_a_step_waits_until_a_task_is_read(read, monkeypatch):
+def test_a_version_waits_until_a_task_is_read(read, make, monkeypatch):
     server = Server(fedbuff(buffer_size=1), [np.zeros(D, np.float32)], max_versions=2)
+    calls = {
+        "push": {"client": "bob", "version": 1, "update": [ones()]},
+        "set_params": {"params": [ones()]},
+        "load_state_dict": {"state": server.state_dict()},
+    }
     task = server.checkout("ann")
     server.push(client="bob", version=0, update=[ones()])  # the base of ann's task is the older one of two
     name = {"load": "copy_out", "tree": "copied_tree"}[read]
@@ -137,24 +143,38 @@ def test_a_step_waits_until_a_task_is_read(read, monkeypatch):
         return copy(adapter, *arguments)
 
     monkeypatch.setattr(InputAdapter, name, slow)
-    target, found = [np.full(D, 7, np.float32)], []
+    target, trees, errors = [np.full(D, 7, np.float32)], [], []
 
     def reads():
-        found.append(task.load(target) if read == "load" else task.tree())
+        trees.append(task.tree() if read == "tree" else task.load(target) or target)
 
-    reader = threading.Thread(target=reads)
-    pusher = threading.Thread(target=lambda: found.append(server.push(client="bob", version=1, update=[ones()]).status))
+    def makes():
+        try:
+            getattr(server, make)(**calls[make])
+        except Exception as error:
+            errors.append(error)
+
+    reader, maker = threading.Thread(target=reads), threading.Thread(target=makes)
     reader.start()
     assert begun.wait(60)
-    pusher.start()
-    pusher.join(0.2)
-    assert pusher.is_alive()
+    maker.start()
+    maker.join(0.2)
+    assert maker.is_alive()
     go.set()
     reader.join()
-    pusher.join()
-    assert found[-1] == "joined" or found[0] == "joined"
-    assert (target if read == "load" else next(each for each in found if isinstance(each, list)))[0].tolist() == [0] * D
-    assert server.version == 2
+    maker.join()
+    assert not errors
+    assert trees[0][0].tolist() == [0] * D
+    assert server.version == (0 if make == "load_state_dict" else 2)
+
+
+def test_a_load_gives_up_the_versions_of_tasks():
+    server = Server(fedbuff(buffer_size=1), np.zeros(D, np.float32), max_versions=2)
+    state = server.state_dict()
+    server.checkout("ann")
+    server.push(client="bob", version=0, update=ones())
+    server.load_state_dict(state)
+    assert (server.version, server.tasks) == (0, ())
 
 
 @pytest.mark.parametrize("call", ["flush", "poll"])

@@ -135,9 +135,13 @@ class Aggregator:
 
     # Waiting
 
-    def when_idle(self, op: str, action: Callable[[], _Result]) -> _Result:
-        """Call `action` with the mutex, after the decided round and all terms were made."""
-        attempt = partial(self._when_idle, op, action)  # no closure
+    def when_idle(self, op: str, action: Callable[[], _Result], *, makes_version: bool = False) -> _Result:
+        """Call `action` with the mutex, after the decided round and all terms were made.
+
+        With `makes_version` also after calls that read a version have made room for the one that `action` makes, unless
+        only tasks hold those that are in its way: `make_room` gives them up.
+        """
+        attempt = partial(self._when_idle, op, action, makes_version)  # no closure
         me, waits = get_ident(), self._waiting_for_idle
         try:
             waits.add(me)  # pushes leave no terms meanwhile
@@ -147,10 +151,10 @@ class Aggregator:
         assert outcome is not None  # it was given no timeout
         return outcome[0]
 
-    def _when_idle(self, op: str, action: Callable[[], _Result]) -> tuple[_Result] | None:
+    def _when_idle(self, op: str, action: Callable[[], _Result], makes_version: bool) -> tuple[_Result] | None:
         self._check_open(op)
         self.check_storage()
-        if self.admission.unfinished:
+        if self.admission.unfinished or (makes_version and self.plane.full and self.reading):
             return None
         return (action(),)
 
@@ -252,7 +256,7 @@ class Aggregator:
             status, staleness = admission.status(client_id, version)
             completes = admission.completes(status)
             # Waiting terms are added with those of the round, in one sweep.
-            if completes and (admission.round is not None or self._working() or not self._has_room()):
+            if completes and (admission.round is not None or self._working() or not self.make_room()):
                 return None
             total = (admission.total or Total.of(self.plane)) if self.accumulate and status == "joined" else None
             arrival, term = arrival_of(admission, pushed, staleness, ticket, total)
@@ -297,7 +301,7 @@ class Aggregator:
             return False
         return self.plane.spare or admission.slots_held < self.plane.slots_taken < self.max_slots
 
-    def _has_room(self) -> bool:
+    def make_room(self) -> bool:
         """Release bases of tasks to make room for a version.
 
         Returns:
@@ -318,7 +322,7 @@ class Aggregator:
         Returns:
             Its number.
         """
-        return self.when_idle("set_params", partial(self._set_version, vector, buffers, commit))
+        return self.when_idle("set_params", partial(self._set_version, vector, buffers, commit), makes_version=True)
 
     def _set_version(self, vector: Vector, buffers: Float64 | None, commit: Callable[[], None]) -> int:
         admission, plane = self.admission, self.plane
@@ -328,7 +332,7 @@ class Aggregator:
                 "or discard() them first"
             )
         number = admission.version + 1
-        self._has_room()
+        self.make_room()
         draft, values = plane.draft("set_params"), plane.read(vector, copy=False)
         if not plane.inplace:
             plane.fill(draft, values)
@@ -366,7 +370,7 @@ class Aggregator:
                     return None
                 draft = self.admission if batch is None else batch.decided()
                 makes = draft.filled and not (late and not draft.late)
-                if makes and not self._has_room():
+                if makes and not self.make_room():
                     return None
                 decided = self._prepared(op, draft.arrivals(), draft, ends_pass=ends_pass) if makes else None
                 if batch is not None:

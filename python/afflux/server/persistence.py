@@ -234,6 +234,7 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputA
         arrivals, uncounted = arrivals_of(saved, aggregator, partial(plane.reserve, counted=False)), True
     rule_vectors = {name: plane.vector(vector) for name, vector in saved.state.rule_vectors.items()}
     constants = _saved_constants(state)  # before the draft, which with inplace is the server's own params
+    aggregator.make_room()
     draft = plane.draft("load_state_dict")
     plane.fill(draft, saved.state.current.params)
     now = replace(saved.state.current, params=plane.finish(draft))

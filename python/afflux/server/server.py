@@ -814,7 +814,7 @@ class Server:
         if self._store is not None:
             raise AffluxError("[load_state_dict] this server has a store: load the state into one without")
         load = partial(persistence.load_state, self._aggregator, state, self._adapter, self.options)
-        self._aggregator.when_idle("load_state_dict", load)
+        self._aggregator.when_idle("load_state_dict", load, makes_version=True)
         self._aggregator.notify_waiters()
 
     def __del__(self) -> None:
