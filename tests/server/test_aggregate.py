@@ -86,6 +86,12 @@ def test_modules(out):
     assert state["1.num_batches_tracked"].item() == 1
 
 
+def test_a_mean_that_overflows_is_blamed_on_no_tree():
+    trees = [np.full(2, 3e38, np.float32), np.full(2, -3e38, np.float32)]
+    check_error(r"^\[aggregate\] the mean has a non-finite", aggregate, trees, [3, -1])
+    check_error(r"^\[aggregate\] trees\[0\], which out has .*, or the mean", aggregate, trees, [3, -1], trees[0])
+
+
 @pytest.mark.parametrize(
     ("trees", "weights", "options", "message"),
     [
@@ -95,7 +101,7 @@ def test_modules(out):
         ([NAN, NAN], [1, -1], {}, "a sum that is finite and not 0"),
         ([NAN, NAN], [1, np.nan], {}, "weights must be finite"),
         ([NAN], ["a"], {}, "weights are no numbers"),
-        ([np.ones(3), NAN], [1, 1], {}, r"trees\[1\] has a non-finite value \(in 0\)"),
+        ([np.ones(3), NAN], [1, 1], {}, r"trees\[1\] has a non-finite value \(in it\)"),
         ([{"w": np.ones(3)}, {"v": np.ones(3)}], [1, 1], {}, r"trees\[1\]: .*lacks w"),
         ([{"w": np.ones(3)}, {"w": np.ones(2)}], [1, 1], {}, r"trees\[1\]: \[layout\] w has shape"),
         ([{"w": np.ones(3)}, {"w": np.ones(3, int)}], [1, 1], {}, r"trees\[1\]: \[layout\] w is int64"),
@@ -103,6 +109,10 @@ def test_modules(out):
         ([{"w": np.ones(3)}] * 2, [1, 1], {"out": {"w": np.ones(2)}}, r"\[layout\] w has shape"),
         ([{"w": np.ones(3)}] * 2, [1, 1], {"out": [np.ones(2)]}, r"array 0 of the list has shape \(2,\), w has shape"),
         ([{"w": np.ones(3)}] * 2, [1, 1], {"num_threads": 0}, "num_threads is 0"),
+        ([{"w": np.ones(3, "f4")}, {"w": np.full(3, 1e300)}], [1, 1], {}, r"^\[aggregate\] the mean: .* w is float32"),
+        ([{"w": np.ones(3, complex)}], [1], {}, r"^\[aggregate\] trees\[0\]: \[layout\] w is complex128"),
+        ([np.ones(3, "i4")], [1], {}, r"^\[aggregate\] trees\[0\]: \[layout\] it is int32"),
+        ([np.full(3, 1e9)], [1], {"out": np.ones(3, "f2")}, r"^\[aggregate\] out: \[layout\] it is float16"),
     ],
 )
 def test_errors_name_what_is_wrong(trees, weights, options, message):
@@ -150,10 +160,10 @@ def test_trees_of_one_memory_are_refused():
         ([copied(1.0), copied(4.0)], "running_mean|running_var|num_batches_tracked"),
         ((net for _ in range(2)), "weight|bias|running_mean|running_var|num_batches_tracked"),
         ([model, model], "w"),
-        ([body, body], "0"),
+        ([body, body], "it"),
         ([[body, np.ones(2)], [body, np.ones(2)]], "0"),
         ([{"a": {"b": rows[:, ::2]}}, {"a": {"b": rows[:, 0::2]}}], "a.b"),
-        ([rows[0, :4], rows[0, 2:]], "0"),
+        ([rows[0, :4], rows[0, 2:]], "it"),
     ):
         check_error(rf"trees\[0\] and trees\[1\] share the memory of ({name}),.*copy", aggregate, trees, [1, 1])
     apart = [rows[0], rows[1]], [rows[:, 0], rows[:, 1]], [{"w": each, "tied": each} for each in (rows[0], rows[1])]

@@ -572,7 +572,9 @@ def test_replies_that_are_one_memory(form, plane):
     params = np.zeros(6, np.float32) if form in ("offset", "dlpack", "contiguous") else deepcopy(first)
     server = Server(fedavg(), params, plane=plane and ShardedPlane(plane))
     pushes = [{"client": i, "version": 0, "update": reply(i)} for i in (0, 3)]
-    check_error(r"\[step\] push 0 .*client 0.* and push 1 .*client 3.* share the memory of .* copy", server.step, pushes)
+    check_error(
+        r"\[step\] push 0 .*client 0.* and push 1 .*client 3.* share the memory of .* copy", server.step, pushes
+    )
     assert (server.version, server.joins) == (0, 0)
     pushes = [{"client": i, "version": 0, "update": deepcopy(reply(i))} for i in (0, 3)]
     server.step(pushes)

@@ -1,6 +1,7 @@
 """`Layout.load`, `pull(out=)`, `Task.load` and `Task.tree`: one call of the engine, with the bits of plain copies."""
 
 import itertools
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -183,6 +184,20 @@ def test_no_finite_value_of_a_version_is_written_as_infinite(kind, value, form):
         statistics = {"w": np.zeros(3), "running_var": tensor[:2]}
         check_error(f"running_var is {kind}, which cannot hold", server.pull, out=statistics)
         assert not statistics["w"].any()
+
+
+@pytest.mark.parametrize("others", [[1.0], [np.inf, -np.inf, np.nan]])
+@pytest.mark.parametrize(("kind", "value"), BEYOND)
+def test_no_finite_constant_is_written_as_infinite(kind, value, others):
+    model = {"w": np.zeros(2), "mask": np.array([-value, *others])}
+    server = Server(fedbuff(), model, layout=Layout.of(model, roles={"mask": "constant"}), dtype="float64")
+    out = {"w": np.ones(2), "mask": torch.zeros(len(others) + 1, dtype=getattr(torch, kind))}
+    trees, roles = [model, deepcopy(model)], {"mask": "constant"}
+    for call in (lambda: server.pull(out=out), lambda: server.checkout(1).load(out), lambda: server.step([], out=out)):
+        check_error(rf"out: \[layout\] mask is {kind}, which cannot hold -", call)
+    check_error(rf"^\[aggregate\] out: .* mask is {kind}, which", aggregate, trees, [1, 1], out, roles)
+    assert out["w"].all()
+    assert not out["mask"].any()
 
 
 def test_a_mean_and_a_new_tree_are_finite_in_their_dtypes():

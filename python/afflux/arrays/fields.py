@@ -233,8 +233,11 @@ def write_all(
             overwrites.append(write)
         elif write.arrays:
             parts.append(write)
-    for part in parts if finite else ():
-        _require_range(part)
+    if finite:
+        for part in parts:
+            _require_range(part)
+        for write in overwrites:
+            _require_fit(write.name, write.array, write.values)
     dense, unready_parts = parts, list[Write]()
     if not _written_by_engine(parts, num_threads, check=check or bool(overwrites)):
         dense, unready_parts = _dense_and_others(parts)
@@ -262,9 +265,13 @@ def _require_range(write: Write) -> None:
     if types_of(write.arrays) == {type_of("", write.vector)}:
         return
     for (field, values), array in zip(write.places.pieces(write.vector), write.arrays, strict=True):
-        value = first_overflow(values, type_of(field.name, array))
-        if value is not None:
-            raise AffluxError(f"[layout] {label(field.name)} is {type_of('', array)}, which cannot hold {value:g}")
+        _require_fit(field.name, array, values)
+
+
+def _require_fit(name: str, array: Array, values: Array) -> None:
+    value = first_overflow(values, type_of(name, array))
+    if value is not None:
+        raise AffluxError(f"[layout] {label(name)} is {type_of('', array)}, which cannot hold {value:g}")
 
 
 def _dense_and_others(writes: Iterable[Write]) -> tuple[list[Write], list[Write]]:

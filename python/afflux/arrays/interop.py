@@ -516,7 +516,11 @@ def first_overflow(values: Array, kind: str) -> float | None:
     if least is None or 0 in values.shape or type_of("", values) == kind:
         return None
     extremes = float(values.min()), float(values.max())
-    return next((value for value in extremes if least <= abs(value) < np.inf), None)
+    if not np.isfinite(extremes).all():
+        host_values = on_host(values)
+        numbers = host_values[np.isfinite(host_values)]
+        extremes = (float(numbers.min()), float(numbers.max())) if numbers.size else (0.0, 0.0)
+    return next((value for value in extremes if least <= abs(value)), None)
 
 
 def rounded_to(dtype: str, value: float) -> float:

@@ -1,6 +1,7 @@
 """`aggregate`: the mean of models or updates, without a server."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import chain
 from sys import float_info
@@ -72,15 +73,16 @@ def aggregate(
     {'w': array([2., 2.]), 'steps': array(3)}
     """
     inputs = _listed(trees)
-    if not is_tree(inputs[0]):  # vectors are trees of one array
-        flat_out = None if out is None else [out]
-        mean: Any = aggregate([[tree] for tree in inputs], weights, flat_out, {"0": "trained"}, num_threads=num_threads)
-        return mean[0]
+    if not is_tree(inputs[0]):  # vectors are trees of one array, which messages call "it"
+        vectors, flat_out = [{"it": tree} for tree in inputs], None if out is None else {"it": out}
+        mean: Any = aggregate(vectors, weights, flat_out, {"it": "trained"}, num_threads=num_threads)
+        return mean["it"]
     threads = ops.threads(optional(a_thread_count)("aggregate", "num_threads", num_threads), "aggregate")
     numbers = _shares(weights, len(inputs))
-    layout = Layout.of(inputs[0], roles=roles)
+    with _errors_of("trees[0]"):
+        layout = Layout.of(inputs[0], roles=roles)
+        adapter, _ = InputAdapter.of(inputs[0], "update", threads, layout)
     _warn_once(layout.unknown_statistics)
-    adapter, _ = InputAdapter.of(inputs[0], "update", threads, layout)
     if adapter.plane.gpu is not None:
         raise UnavailableError(f"[aggregate] trees is on {adapter.plane.gpu}: use a Server")
     memory = list[Memory]()
@@ -96,12 +98,23 @@ def aggregate(
     require_own_memory("aggregate", "trees[{}]".format, memory)
     _sweep([ops.Parts(arrays, layout._borders, dtype=dtype) for arrays, _ in read], numbers, target, layout, threads)
     if out is None:
-        return adapter.copied_tree(Pulled(target, 0, buffers), copy=False)
+        with _errors_of("the mean"):
+            return adapter.copied_tree(Pulled(target, 0, buffers), copy=False)
     if not isinstance(target, ops.Parts):
         adapter.copy_out("aggregate", Pulled(target, 0, buffers), out)
     elif layout.apart:
         write_all(layout._writes(out, None, buffers, adapter.constants if layout.constants else None))
     return out
+
+
+@contextmanager
+def _errors_of(subject: str) -> Iterator[None]:
+    """Convert errors about one tree to errors of `aggregate` about `subject`."""
+    try:
+        yield
+    except (AffluxError, UnavailableError) as error:
+        problem = str(error).removeprefix("[Server] params: ").removeprefix("[aggregate] ")
+        raise type(error)(f"[aggregate] {subject}: {problem}") from None
 
 
 def _listed(trees: object) -> list[Any]:
@@ -132,14 +145,12 @@ def _read(i: int, tree: Tree, adapter: InputAdapter, memory: list[Memory]) -> tu
     """Return the parameters and the buffers of a tree; `memory` gets its own arrays."""
     layout, originals = adapter.layout, list[Any]()
     assert layout is not None
-    try:
+    with _errors_of(f"trees[{i}]"):
         arrays = layout._float_parts(tree, originals)
         memory.append(adapter.memory(tree, originals, tree, None))
         if layout.constants:
             adapter.constants.check(layout._leaves(tree))
         buffers = layout.flatten_buffers(tree) if layout.buffers_size else None
-    except AffluxError as error:
-        raise AffluxError(f"[aggregate] trees[{i}]: {error}") from None
     bad = None if buffers is None else first_beyond(buffers[: layout.averaged_size], float_info.max)
     if bad is not None:
         raise AffluxError(f"[aggregate] trees[{i}] has a non-finite value{within(layout.buffers, bad)}")
@@ -166,8 +177,10 @@ def _sweep(updates: list[ops.Parts], weights: Float64, target: Any, layout: Layo
     ops.apply(ops.Pass(target, target, combine, step=ops.Step("assign")), num_threads=threads, done=flags)
     if flags[0]:
         return
-    for i, tree in enumerate(trees):
+    overwritten = len(trees) - len(updates)
+    for i, tree in enumerate(updates, overwritten):
         for field, array in zip(layout.fields, tree.arrays, strict=True):
             if first_beyond(array, float_info.max) is not None:
                 raise AffluxError(f"[aggregate] trees[{i}] has a non-finite value (in {field.name})")
-    raise AffluxError("[aggregate] the mean has a non-finite value")
+    subject = "trees[0], which out has overwritten, or the mean" if overwritten else "the mean"
+    raise AffluxError(f"[aggregate] {subject} has a non-finite value")
