@@ -21,6 +21,8 @@ namespace {
 
 // The number of forks by this process.
 std::uint64_t children = 0;
+// The number of `CopiedInChildren` that could not be copied for this process: reading their memory ends the process.
+std::uint64_t uncopied = 0;
 
 // A fork holds this mutex, so that a child never sees a table that changes. It is never waited for with Python code.
 std::mutex table_mutex;
@@ -42,9 +44,10 @@ class CopiedInChildren {
   CopiedInChildren(const CopiedInChildren&) = delete;
   CopiedInChildren& operator=(const CopiedInChildren&) = delete;
 
-  // If the parent does not wait, the pages may change while they are copied: they cannot be read.
-  void copy(bool parent_waits) const {
-    copy_pages(memory_.ptr, static_cast<std::size_t>(memory_.size * memory_.itemsize), parent_waits);
+  // If the parent does not wait, the pages may change while they are copied: they cannot be read. Returns whether they
+  // can.
+  bool copy(bool parent_waits) const {
+    return copy_pages(memory_.ptr, static_cast<std::size_t>(memory_.size * memory_.itemsize), parent_waits);
   }
 
   static std::vector<CopiedInChildren*>& all() {
@@ -83,7 +86,7 @@ void after_fork_in_child() {
   ++forks;
   for (const int descriptor : table) ::close(descriptor);
   table.clear();
-  for (const CopiedInChildren* const memory : CopiedInChildren::all()) memory->copy(copying[0] >= 0);
+  for (const CopiedInChildren* const memory : CopiedInChildren::all()) uncopied += !memory->copy(copying[0] >= 0);
   CopiedInChildren::all().clear();
   if (copying[0] >= 0) {
     ::close(copying[0]);
@@ -112,6 +115,7 @@ void bind_forks(py::module_& module) {
   pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
   module.attr("forks") = py::memoryview::from_buffer(&forks, {1}, {sizeof forks}, true);
   module.attr("children") = py::memoryview::from_buffer(&children, {1}, {sizeof children}, true);
+  module.attr("uncopied") = py::memoryview::from_buffer(&uncopied, {1}, {sizeof uncopied}, true);
   module.def("close_in_children", close_in_children, py::arg("descriptor"));
   module.def("close_descriptor", close_descriptor, py::arg("descriptor"));
   py::class_<CopiedInChildren>(module, "CopiedInChildren").def(py::init<const py::buffer&>(), py::arg("memory"));

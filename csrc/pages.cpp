@@ -108,21 +108,22 @@ int populate(void* memory, std::size_t size, bool write) {
   return errno;
 }
 
-void copy_pages(void* memory, std::size_t size, bool readable) {
+bool copy_pages(void* memory, std::size_t size, bool readable) {
   const Pages pages = pages_of(memory, size);
   const std::size_t whole = (pages.size + page_size() - 1) / page_size() * page_size();
   void* const copy =
       readable ? mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : MAP_FAILED;
   if (copy != MAP_FAILED && populate(pages.begin, pages.size, false) == 0) {
     std::memcpy(copy, pages.begin, whole);
-    if (mremap(copy, whole, whole, MREMAP_MAYMOVE | MREMAP_FIXED, pages.begin) != MAP_FAILED) return;
+    if (mremap(copy, whole, whole, MREMAP_MAYMOVE | MREMAP_FIXED, pages.begin) != MAP_FAILED) return true;
   }
   mprotect(pages.begin, whole, PROT_NONE);
+  return false;
 }
 #else
 void prefetch(void*, std::size_t) {}
 int populate(void*, std::size_t, bool) { return 0; }
-void copy_pages(void*, std::size_t, bool) {}
+bool copy_pages(void*, std::size_t, bool) { return true; }
 #endif
 
 void bind_pages(py::module_& module) {

@@ -13,8 +13,8 @@ void prefetch(void* memory, std::size_t size);
 // nothing on systems that lack this function.
 int populate(void* memory, std::size_t size, bool write);
 // Replaces the pages of a mapped file by a private copy at the same address. A process that was just forked may call
-// it. Pages that cannot be copied, or are not `readable`, cannot be read any more.
-void copy_pages(void* memory, std::size_t size, bool readable);
+// it. Returns false if the pages cannot be copied, or are not `readable`: they cannot be read any more.
+bool copy_pages(void* memory, std::size_t size, bool readable);
 
 void bind_pages(pybind11::module_& module);
 

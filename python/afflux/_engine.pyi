@@ -320,6 +320,7 @@ class PreparedPass:
 
 forks: memoryview  # [0]: forks between the process that loaded the engine first and this one
 children: memoryview  # [0]: forks by this process
+uncopied: memoryview  # [0]: `CopiedInChildren` without a copy here, for want of memory: who reads them is ended
 
 def close_in_children(descriptor: int) -> None: ...  # in each child that is forked from now on
 def close_descriptor(descriptor: int) -> None: ...  # of `close_in_children`, in the process that called that only

@@ -286,3 +286,67 @@ def test_a_child_reads_the_versions_of_a_store_as_they_were_at_the_fork(plane, t
     print("done")
     """)
     assert out == "done\n"
+
+
+@pytest.mark.parametrize("plane", ["None", "ShardedPlane(2)"])
+def test_a_child_reads_no_rows_of_a_store_and_the_sum_as_it_was_at_the_fork(plane, tmp_path):
+    out = run(f"""
+    from afflux import UnavailableError
+    from afflux.aggregation.sharded_plane import ShardedPlane
+    from afflux.rules import ca2fl
+    options = dict(store={str(tmp_path / "store")!r}, num_clients=4, plane={plane})
+    server = Server(ca2fl(buffer_size=1), np.zeros(d, np.float32), **options)
+    push = lambda value: server.push(client="ann", version=server.version, update=np.full(d, value, np.float32))
+    push(1.0), push(2.0)
+    rows = server.rows
+    total = rows.sum
+    begin, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(begin, 1)
+        assert set(rows.sum.tolist()) == set(total.tolist()) == {{2.0}}
+        for read in (lambda: rows.row("ann"), lambda: [*rows.values()], lambda: rows.client_ids, lambda: "ann" in rows):
+            try:
+                read()
+            except UnavailableError as error:
+                assert "forked" in str(error)
+            else:
+                os._exit(1)
+        os._exit(0)
+    for value in range(3, 9):
+        push(float(value))
+    os.write(go, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert rows.row("ann").tolist() == [8.0] * d
+    print("done")
+    """)
+    assert out == "done\n"
+
+
+def test_a_child_without_memory_for_a_copy_raises_an_error(tmp_path):
+    """In place of the end of the process by a signal, when it reads the pages."""
+    out = run(f"""
+    import resource
+    from afflux import UnavailableError
+    d = 4_000_000
+    server = Server(fedbuff(buffer_size=1), np.zeros(d, np.float32), store={str(tmp_path / "store")!r})
+    task = server.checkout("ann")
+    in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + d, -1))
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+        for read in (server.pull, lambda: server.pull(out=np.empty(d, np.float32)), lambda: task.params, task.tree):
+            try:
+                read()
+            except UnavailableError as error:
+                assert "forked" in str(error)
+            else:
+                os._exit(1)
+        own = Server(fedbuff(buffer_size=1), np.zeros(4, np.float32))
+        own.push(client=1, version=0, update=np.ones(4, np.float32))
+        os._exit(0 if own.params.tolist() == [1.0] * 4 else 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    print("done")
+    """)
+    assert out == "done\n"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from afflux._engine import uncopied
 from afflux.aggregation.reports import Pulled
 from afflux.server.aggregator import Aggregator
 from afflux.server.pending_push import Ticket
@@ -24,7 +25,13 @@ def newest(aggregator: Aggregator) -> Pulled:
 
 
 def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
-    """Return a version for callers."""
+    """Return a version for callers.
+
+    Raises:
+        UnavailableError: this process is a forked child that could not copy the versions of a store.
+    """
+    if uncopied[0]:
+        aggregator.check_process("pull")
     params = aggregator.plane.shown(version.params)
     return version if params is version.params else replace(version, params=params)
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
-from afflux._engine import RowCheck, address
+from afflux._engine import RowCheck, address, forks
 from afflux.aggregation.cache.rows import LocalRows, RowCache, RowMemory, RowRead
 from afflux.aggregation.cache.staging import NewRows, RowStaging, StagedRow
 from afflux.aggregation.cache.table import RowMoves, RowPlan, SlotCounts
@@ -11,13 +11,15 @@ from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import Gpu
 from afflux.ops import CachedDifference, CachedMean
 from afflux.ops.codecs import Codec
-from afflux.ops.errors import StoreError
+from afflux.ops.errors import StoreError, UnavailableError
 from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId
 from afflux.store.checksums import SweepChecksums, row_blocks, row_crc
 from afflux.store.index import Index
 from afflux.store.segments import Place, Row, Segments
 from afflux.store.vector_slots import VectorSlots
+
+_FORKED = "[rows] this process was forked, and the rows are in a store of its parent"
 
 
 class StoredRows(RowMemory):
@@ -147,7 +149,8 @@ class DiskRows(LocalRows, StoredRows):
 class DiskCache(RowCache):
     """Rows on disk. A row that has not changed since the last commit is in the index, with its checksums.
 
-    A push checks such a row, before the round that replaces it.
+    A push checks such a row, before the round that replaces it. In a forked child rows cannot be read: the parent goes
+    on to write them.
     """
 
     memory: StoredRows
@@ -155,13 +158,15 @@ class DiskCache(RowCache):
     def __init__(self, memory: StoredRows, num_clients: int, seed: int, counts: SlotCounts, index: Index) -> None:
         super().__init__(memory, num_clients, seed, counts)
         self.reads_ahead = True
-        self._index = index
+        self._index, self._forks = index, forks[0]
         self._numbers: dict[ClientId, int] = {}  # of the clients in `slots` that the index does not have
         problem = memory.missing(counts.high - 1)
         if problem is not None:
             raise StoreError(f"[store] {problem}")
 
     def __contains__(self, client_id: ClientId) -> bool:
+        if self._forks != forks[0]:
+            raise UnavailableError(_FORKED)
         if client_id in self.slots:
             return True
         place = self._index.row(client_id)
@@ -171,6 +176,8 @@ class DiskCache(RowCache):
     @property
     def client_ids(self) -> list[ClientId]:
         """The clients that have a row, in the order of their first push."""
+        if self._forks != forks[0]:
+            raise UnavailableError(_FORKED)
         # First: another thread's commit may move clients to the index. A client that was new until then is in both.
         new = {rank: client_id for client_id, rank in self._numbers.copy().items()}
         # Without the rows whose round is not published yet.
@@ -190,6 +197,8 @@ class DiskCache(RowCache):
 
     def encoded(self, client_id: ClientId) -> Row | None:
         """Return the client's row, encoded; None if the client has never pushed."""
+        if self._forks != forks[0]:
+            raise UnavailableError(_FORKED)
         self.fetch(client_id, self._committed_place(client_id, "row"), "row")
         slot = self._slot(client_id)
         if slot is None:

@@ -31,6 +31,9 @@ class VectorSlots:
             self._slots[name] = {slot: segments.array(slot) for slot in (0, 1)}
             if name in committed:
                 self.committed[name] = committed[name].slot
+        is_mapped = "sum" in arrays and arrays["sum"].mapped
+        # A forked child may read the sum, of which `RowCache.sum` gives out the memory itself.
+        self._copied = [CopiedInChildren(row) for row in self._slots["sum"].values()] if is_mapped else []
 
     def committed_vector(self, name: str) -> Row:
         """Return the vector of the last commit; before the first commit, an empty slot."""
