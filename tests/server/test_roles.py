@@ -99,21 +99,25 @@ def test_what_has_no_mean_is_not_averaged_by_default(caplog):
         "rng_state": (torch.get_rng_state(), "local"),
         "generator": (torch.get_rng_state(), "constant"),
         "calls": (torch.tensor([3]), "statistic"),
-        "seen": (torch.tensor(1, dtype=torch.uint8), "statistic"),
+        "seen": (torch.tensor(1, dtype=torch.uint8), "constant"),
+        "queue_labels": (torch.zeros(3), "local"),
+        "rngState": (torch.zeros(3), "local"),
     }
     for name, (array, _) in arrays.items():
         module.register_buffer(name, array)
     expected = {name: role for name, (_, role) in arrays.items()}
     assert {name: Layout.of(module).roles[name] for name in arrays} == expected
-    integers = {name: array for name, array in module.state_dict().items() if name != "rotation_matrix"}
-    for tree in (integers, {name: array.numpy() for name, array in integers.items()}):
-        assert Layout.of(tree).roles == {name: role for name, role in Layout.of(module).roles.items() if name in tree}
+    state = module.state_dict()
+    for tree in (state, {name: array.numpy() for name, array in state.items()}):
+        assert Layout.of(tree).roles == Layout.of(module).roles
+    nested = {"q": {"queue": {"feats": torch.eye(2)}, "rotation": {"weight": torch.eye(2)}}}
+    assert Layout.of(nested).roles == {"q.queue.feats": "local", "q.rotation.weight": "trained"}
     keys = {"w": np.ones(2), "key": np.array([0, 1], np.uint32), "seeds": np.array([0, 2], np.uint32)}
     keys["attention"] = {"key": np.ones(2)}
     assert [*Layout.of(keys).roles.values()] == ["trained", "trained", "constant", "local"]
     Server(fedbuff(), module)
     (record,) = caplog.records
-    pasted = {"calls": "statistic", "seen": "statistic"}
+    pasted = {"calls": "statistic"}
     assert record.levelname == "WARNING"
     assert f"Layout.of(model, roles={json.dumps(pasted)})" in record.getMessage()
     Server(fedbuff(), module, layout=Layout.of(module, roles=pasted))

@@ -24,11 +24,15 @@ Roles = Mapping[str, Role]
 
 #: The names of statistics in normalisation layers: torch's, and Keras'.
 STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked", "moving_mean", "moving_variance"})
-#: Roles of buffers, and of other arrays that are no floats, by a word of the array's name: their mean has no meaning.
-_ROLES_OF_WORDS: Roles = {
-    **dict.fromkeys(("queue", "queues", "rng", "rngs", "prng", "key", "keys"), "local"),
+#: Words of the names of arrays, and of what holds them, that each client has for itself.
+_OWN_WORDS: dict[str, Role] = dict.fromkeys(("queue", "queues", "rng", "rngs", "prng"), "local")
+#: Roles by a word of the array's name: the mean of such arrays has no meaning.
+_ROLES_OF_WORDS: dict[str, Role] = {
+    **_OWN_WORDS,
     **dict.fromkeys(("perm", "perms", "permutation", "permutations", "rotation", "rotations"), "constant"),
 }
+#: The same of buffers, and of other arrays that are no floats: a layer of attention has trained keys.
+_ROLES_OF_BUFFERS: dict[str, Role] = {**_ROLES_OF_WORDS, **dict.fromkeys(("key", "keys"), "local")}
 #: Collections of flax.linen that each client has for itself.
 _OWN_COLLECTIONS = frozenset({"cache", "intermediates"})
 #: The largest magnitude of an integer up to which float64 holds all integers.
@@ -167,15 +171,18 @@ def _default(walk: Walk, name: str, array: Array, buffers: Collection[str] | Non
         return "copied"
     if _is_mean(path):
         return "statistic"
-    if not declared and is_float:
-        return "local" if path[-1] == "queue" else "trained"  # a MoCo's, in a state_dict
-    words = re.split("[^a-z]+", path[-1].lower())
-    role = next((_ROLES_OF_WORDS[word] for word in words if word in _ROLES_OF_WORDS), None)
-    if role is not None:
-        return role
-    if not declared and type_of(name, array) not in REAL:
-        return "trained"
+    is_trained = not declared and (is_float or type_of(name, array) not in REAL)
+    known_roles = _ROLES_OF_WORDS if is_trained else _ROLES_OF_BUFFERS
+    role = next((known_roles[word] for word in _words(path[-1]) if word in known_roles), None)
+    role = role or next((_OWN_WORDS[word] for part in path[:-1] for word in _words(part) if word in _OWN_WORDS), None)
+    if role is not None or is_trained:
+        return role or "trained"
     return "constant" if _is_table(name, array, declared=bool(declared)) else "statistic"
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a name in snake case or in camel case."""
+    return re.split("[^a-z]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())
 
 
 def _is_mean(path: list[str]) -> bool:
@@ -185,13 +192,13 @@ def _is_mean(path: list[str]) -> bool:
 
 def _is_table(name: str, array: Array, *, declared: bool) -> bool:
     """Return whether an array of a module or of another tree has codes, indices, bytes or a mask rather than a counter:
-    integers of more than one element; outside of modules also integers and bools of two dimensions or more, and torch's
-    integers of one dimension and another dtype than int64, the dtype of its counters.
+    bytes, uint32, and integers of more than one element; outside of modules also integers and bools of two dimensions
+    or more, and torch's integers of one dimension and another dtype than int64, the dtype of its counters.
     """
     kind, shape = type_of(name, array), array.shape
     if not declared and (len(shape) > 1 or (is_torch(array) and len(shape) == 1 and kind not in ("bool", "int64"))):
         return True
-    return kind not in FLOATS and kind != "bool" and prod(shape) > 1
+    return kind in ("uint8", "uint32") or (kind not in FLOATS and kind != "bool" and prod(shape) > 1)
 
 
 def _is_of_spectral_norm(walk: Walk, path: list[str]) -> bool:
