@@ -50,8 +50,8 @@ py::array bytes_of(py::handle array) {
       strides[i] = static_cast<py::ssize_t>(tensor.strides[i]) * item;
     else if (i + 1 < shape.size())
       strides[i] = strides[i + 1] * shape[i + 1];
-  auto* const data = static_cast<char*>(tensor.data) + tensor.byte_offset;
-  return py::array(py::dtype("V" + std::to_string(item)), std::move(shape), std::move(strides), data, array);
+  auto* const begin = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  return py::array(py::dtype("V" + std::to_string(item)), std::move(shape), std::move(strides), begin, array);
 }
 
 // Returns the range of elements of `item` bytes with these strides, in units of `unit` bytes.
@@ -76,23 +76,23 @@ Range range_of(py::handle array) {
     return range_of(view.data(), view.ndim(), view.shape(), view.strides(), 1, view.itemsize());
   }
   if (described(array, &tensor)) {
-    const char* const data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+    const char* const begin = static_cast<char*>(tensor.data) + tensor.byte_offset;
     const std::int64_t item = (tensor.dtype.bits * tensor.dtype.lanes + 7U) / 8U;
     const std::int64_t size = elements(tensor.ndim, tensor.shape);
     constexpr std::int64_t kNext = 1;
-    if (tensor.strides == nullptr) return range_of(data, 1, &size, &kNext, item, item);
-    return range_of(data, tensor.ndim, tensor.shape, tensor.strides, item, item);
+    if (tensor.strides == nullptr) return range_of(begin, 1, &size, &kNext, item, item);
+    return range_of(begin, tensor.ndim, tensor.shape, tensor.strides, item, item);
   }
   const std::uintptr_t address = address_of(array);
   return {address, address + (address == 0 ? 0 : 1), true, 0, 0};
 }
 
 // Returns whether two arrays have an element in common, if their ranges overlap. True where that is too hard to say.
-bool overlap(py::handle one, py::handle other) {
+bool overlap(py::handle array, py::handle other) {
   static const std::int64_t kMostWork = 1'000'000;
   const py::object numpy = py::module_::import("numpy");
   try {
-    return numpy.attr("shares_memory")(bytes_of(one), bytes_of(other), kMostWork).cast<bool>();
+    return numpy.attr("shares_memory")(bytes_of(array), bytes_of(other), kMostWork).cast<bool>();
   } catch (const py::error_already_set& error) {
     if (!error.matches(PyExc_RuntimeError)) throw;
     return true;

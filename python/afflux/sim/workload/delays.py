@@ -24,8 +24,7 @@ from afflux.sim.workload.availability import (
     trace_path,
 )
 
-#: (client, stream) -> running time of one dispatch of the client, drawn from the stream: `np.random` and `random` are not
-#: seeded for it.
+#: (client, stream) -> running time of one dispatch of the client, drawn from the stream; `np.random` is not seeded.
 #:
 #: A law with a parameter `now` is given the virtual time of the dispatch by that name.
 Delay: TypeAlias = Callable[..., float]
