@@ -1,6 +1,7 @@
 """`afflux codecs`: errors and means by their formulas, with the reference's rows; what it reads and writes."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ from typer.testing import CliRunner
 import rows
 from afflux.cli.simulator import app
 from afflux.ops import codecs
-from afflux.ops.errors import ConfigError
 from afflux.sim.papers import codec_errors, table_pages
-from conftest import ROOT, check_error
+from afflux.sim.workload.config import SimConfig
+from conftest import ROOT
 from test_codecs import ERRORS
 
+SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=150)
 ALL = [codecs.Codec(name) for name in codecs.Name.__args__]
 
 
@@ -50,13 +52,13 @@ def test_the_mean_of_one_vector_falls_or_does_not():
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(codec_errors, "SIZE", 600)
+    monkeypatch.setitem(codec_errors.RUNS, "mine", SMALL)
     monkeypatch.setattr(codec_errors, "CODECS", (codecs.bfloat16, codecs.affine(8), codecs.rotated(1)))
 
 
-def test_from_the_command_line(small, tmp_path, rng):
-    np.save(tmp_path / "kept.npy", rng.standard_normal((150, 80)).astype(np.float32))
+def test_from_the_command_line(small, tmp_path):
     out, again = tmp_path / "out", tmp_path / "again"
-    arguments = ["codecs", "--updates", f"mine={tmp_path / 'kept.npy'}", "--seed", "3", "--out"]
+    arguments = ["codecs", "--updates", "mine", "--seed", "3", "--out"]
     results = [CliRunner().invoke(app, [*arguments, str(folder)]) for folder in (out, again)]
     assert [result.exit_code for result in results] == [0, 0], results[0].output
     assert sorted(path.name for path in out.iterdir()) == ["codecs.json", "codecs.md", "codecs.png", "command.json"]
@@ -64,7 +66,7 @@ def test_from_the_command_line(small, tmp_path, rng):
     content = json.loads((out / "codecs.json").read_text())
     assert codec_errors.page_markdown(content) == (out / "codecs.md").read_text()
     assert (out / "codecs.md").read_text() in results[0].stdout
-    assert content["vectors"]["mine"] == [100, 80]
+    assert content["vectors"]["mine"] == [100, 650]
     kinds = ["normal", "Laplace", "sparse", "mine"]
     for line in content["codecs"]:
         assert list(line["error"]) == kinds
@@ -72,45 +74,15 @@ def test_from_the_command_line(small, tmp_path, rng):
     assert "| codec | bits per element | normal | Laplace | sparse | mine |" in results[0].stdout
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("{folder}/kept.npy", r"updates are given as NAME=FILE, not "),
-        ("mine={folder}/none.npy", r"cannot read .*none\.npy: "),
-        ("mine={folder}/text.npy", r"cannot read .*text\.npy: "),
-        ("mine={folder}/flat.npy", r"holds float32 of shape \(4,\), not float32 updates of shape \(n, d\)"),
-        ("mine={folder}/double.npy", r"holds float64 of shape \(2, 4\), not float32 updates"),
-        ("mine={folder}/zero.npy", r"holds updates that are 0 or not finite"),
-        ("mine={folder}/bad.npy", r"holds updates that are 0 or not finite"),
-    ],
-)
-def test_other_files_are_refused(given, message, tmp_path):
-    ones = np.ones((2, 4), np.float32)
-    files = {"kept": ones, "flat": ones[0], "double": ones.astype(float), "zero": 0 * ones, "bad": ones * np.inf}
-    for name, array in files.items():
-        np.save(tmp_path / f"{name}.npy", array)
-    (tmp_path / "text.npy").write_text("text")
-    check_error(message, codec_errors.read_named_updates, given.format(folder=tmp_path), error=ConfigError)
-
-
-def test_a_name_is_given_once(tmp_path):
-    np.save(tmp_path / "kept.npy", np.ones((2, 4), np.float32))
-    for names in (("normal",), ("mine", "mine")):
-        with pytest.raises(ConfigError, match=f"there are two kinds of vectors named {names[-1]}"):
-            codec_errors.make_page([f"{name}={tmp_path / 'kept.npy'}" for name in names])
-
-
 def test_what_is_kept_exactly_has_no_error():
     assert codec_errors.measure_error(codecs.affine(1), [np.ones(256, np.float32)] * 3, 0) == (0, 0)
 
 
-def test_updates_are_taken_evenly_over_the_run(tmp_path):
-    kept = np.arange(1, 1001, dtype=np.float32)[:, None] * np.ones(3, np.float32)
-    np.save(tmp_path / "kept.npy", kept)
-    name, chosen = codec_errors.read_named_updates(f"mine={tmp_path / 'kept.npy'}")
-    assert (name, chosen.shape) == ("mine", (100, 3))
-    assert chosen[[0, -1], 0].tolist() == [1, 1000]
-    assert set(np.diff(chosen[:, 0])) == {10, 11}
+def test_updates_are_taken_evenly_over_the_run(monkeypatch):
+    assert codec_errors.updates_of_run(SMALL).shape == (100, 650)
+    every = codec_errors.updates_of_run(replace(SMALL, arrivals=100))
+    monkeypatch.setattr(codec_errors, "ROWS", 10)
+    assert (codec_errors.updates_of_run(replace(SMALL, arrivals=100)) == every[::11]).all()
 
 
 # ---- the page ------------------------------------------------------------------------------------------------------

@@ -383,7 +383,7 @@ def test_clients_of_the_simulator_train_in_tasks(cluster, tmp_path):
         folder = tmp_path / str(workers)
         folder.mkdir()
         with closing(WorkerPool(workers)) as pool:
-            (result,) = simulate([rule], 4, config, output=AuditOutput(folder, True), pool=pool)
+            (result,) = simulate([rule], 4, config, output=AuditOutput(folder), pool=pool)
             with pytest.raises(TrainingError) as caught:
                 simulate([rule], 4, replace(config, client_lr=1e30), pool=pool)
         files = {path.name: path.read_bytes() for path in folder.iterdir()}

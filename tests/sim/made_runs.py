@@ -44,8 +44,8 @@ def resume(interrupted, progress=None, seconds=CHECKPOINT_SECONDS, task=None, wo
     return run_in_store(*facts, progress, seconds, task, workers, interrupted, on_evaluation)
 
 
-def audit_folder(folder, updates=False):
+def audit_folder(folder):
     """The output of runs into a run folder."""
-    output = AuditOutput(folder / "audit", updates)
+    output = AuditOutput(folder / "audit")
     output.folder.mkdir()
     return output

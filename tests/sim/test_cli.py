@@ -15,7 +15,6 @@ import typer
 from afflux import __version__, cli, ops
 from afflux.cli.simulator import app
 from afflux.rules import RULES
-from afflux.sim.results import run_folder
 from commands import invoke
 from conftest import ROOT
 
@@ -73,7 +72,7 @@ def every_command():
 
 def test_the_help_of_every_command_has_examples_of_it():
     commands = every_command()
-    assert len(commands) == 64
+    assert len(commands) == 63
     for words in commands:
         shown = invoke(*words, "--help").stdout
         assert "Examples" in shown, words
@@ -209,44 +208,6 @@ def test_rules_of_an_unknown_name():
     assert result.stderr.startswith("error: unknown rule 'fedbuf'; did you mean 'fedbuff'? known: ")
 
 
-def test_a_kept_run_is_fed_to_others(tmp_path, caplog):
-    kept, fed = tmp_path / "kept", tmp_path / "fed"
-    result = invoke("run", "--rule", "fedbuff:buffer_size=3", "--keep-updates", "--out", str(kept), *SMALL)
-    assert result.exit_code == 0, result.output
-    (log,) = (kept / "audit").glob("*.jsonl")
-    result = invoke("replay", str(log), "--rule", "fedbuff:buffer_size=3", "--rule", "fedasync", "--out", str(fed))
-    assert (result.exit_code, result.stderr) == (0, "")
-    same, other = (line for line in result.stdout.splitlines() if "sha256" in line)
-    assert same.startswith("params of fedbuff:buffer_size=3: sha256 ")
-    assert same.endswith(", as in the log")
-    assert not other.endswith("log")
-    assert "all on the updates of fedbuff:buffer_size=3" in result.stdout
-    assert (fed / "summary.csv").read_text().count("\n") == 3
-    assert len(list((fed / "audit").iterdir())) == 2
-    written, digest = log.read_text(), same.partition("sha256 ")[2].partition(",")[0]
-    log.write_text(written.replace(digest, "0" * 64))
-    result = invoke("replay", str(log), "--out", str(tmp_path / "other"))
-    assert (result.exit_code, result.stderr[:30]) == (1, f"error: the log says {'0' * 10}")
-    log.write_text(written)
-    # Cut off: the last arrivals are missing, and the log's own rule is the default.
-    log.write_text("".join(log.read_text().splitlines(keepends=True)[:10]))
-    result = invoke("replay", str(log), "--out", str(tmp_path / "cut"))
-    assert result.exit_code == 0, result.output
-    assert caplog.messages == [f"{log} was cut off: it lacks 13 of 20 arrivals"]
-
-
-def test_replay_of_what_has_no_updates(tmp_path):
-    assert invoke("run", "--rule", "fedasync", "--out", str(tmp_path / "a"), *SMALL).exit_code == 0
-    out = tmp_path / "b"
-    result = invoke("replay", str(tmp_path / "a" / "audit" / "fedasync-seed0.jsonl"), "--out", str(out))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "make the run with --keep-updates" in result.stderr
-    assert invoke("replay", str(tmp_path / "a" / "config.json"), "--out", str(out)).exit_code == 2
-    useless = invoke("replay", str(tmp_path / "a" / "audit" / "fedasync-seed0.jsonl"), "--buffer-size", "20")
-    assert (useless.exit_code, "are options of the rules that --rule names" in useless.stderr) == (2, True)
-    assert not out.exists()
-
-
 def test_paired_rules_have_one_leader(tmp_path):
     out = tmp_path / "out"
     arguments = ["--paired", "--rules", "fedasync,ca2fl", "--buffer-size", "4", "--seeds", "0,1", "--jobs", "1"]
@@ -256,17 +217,6 @@ def test_paired_rules_have_one_leader(tmp_path):
     assert sorted(path.name for path in (out / "audit").iterdir()) == [
         f"{rule}-seed{seed}.jsonl" for rule in ("ca2fl", "fedasync") for seed in (0, 1)
     ]
-
-
-def test_updates_that_do_not_fit_are_refused_and_many_are_announced(tmp_path, monkeypatch, caplog):
-    arguments = ["run", "--rule", "fedasync", "--keep-updates", *SMALL[:-2], "--out", str(tmp_path / "out")]
-    result = invoke(*arguments, "--arrivals", "1000000000000")
-    assert result.exit_code == 2
-    assert "the updates take 2.6e+03 TB, but" in result.stderr
-    assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(run_folder, "ANNOUNCE_ABOVE", 50_000)
-    result = invoke(*arguments, "--arrivals", "20")
-    assert (result.exit_code, caplog.messages) == (0, [f"the updates will take 52 kB in {tmp_path}/out/audit"])
 
 
 RULE_FILE = """
@@ -398,7 +348,7 @@ DIVERGING = ["run", "--rule", "fedbuff:buffer_size=1:server_lr=1e15", *SMALL[2:]
 def test_a_run_that_diverges_is_a_result(tmp_path):
     out, errors = tmp_path / "my runs", []
     for _ in range(2):
-        result = invoke(*DIVERGING, "--keep-updates", "--out", str(out))
+        result = invoke(*DIVERGING, "--out", str(out))
         assert result.exit_code == 2
         assert f"1 of 1 runs were finished; kept {out}/\n" in result.stderr
         assert sorted(path.name for path in out.iterdir()) == ["audit", "finished.jsonl"]
@@ -408,11 +358,9 @@ def test_a_run_that_diverges_is_a_result(tmp_path):
     assert (out / "finished.jsonl").read_text().count("\n") == 2
     (log,) = (out / "audit").glob("*.jsonl")
     lines = log.read_text()
-    result = invoke("replay", str(log), "--out", str(out))
-    assert "holds the runs of another command" in result.stderr
     assert "holds the runs of another command" in invoke("run", "--rule", "fedbuff", "--out", str(out), *SMALL).stderr
     (out / "notes.txt").touch()
-    assert "is not an empty folder" in invoke(*DIVERGING, "--keep-updates", "--out", str(out)).stderr
+    assert "is not an empty folder" in invoke(*DIVERGING, "--out", str(out)).stderr
     assert log.read_text() == lines
 
 

@@ -12,11 +12,10 @@ import torch
 
 import own_tasks
 from afflux.rules.specs import parse_rule
-from afflux.sim import Simulation, TrainingError, read_audit_log, replay, scaffold
+from afflux.sim import Simulation, TrainingError, read_audit_log, scaffold
 from afflux.sim.errors import DivergedError
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs import run_record, workers
-from conftest import reproducible
 from made_runs import run_paired
 
 #: What the clients 0, 1 and 2 do; all others train.
@@ -45,10 +44,10 @@ def simulation(training=train, clients=CLIENTS, **settings):
     return Simulation(own_tasks.linear, clients, training, own_tasks.TEST, **settings)
 
 
-def test_they_are_counted_and_replayed(tmp_path, caplog):
+def test_they_are_counted(tmp_path, caplog):
     made = simulation()
     specs = [made.jobs[0].spec, parse_rule("fedasync")]
-    results = run_paired(specs, 0, made.config, output=AuditOutput(tmp_path, True), task=made.task)
+    results = run_paired(specs, 0, made.config, output=AuditOutput(tmp_path), task=made.task)
     log = read_audit_log(tmp_path / "fedbuff_buffer_size=3-seed0.jsonl")
     faulty = [line for line in log.arrivals if line.client < len(KINDS)]
     assert {line.client for line in faulty} == {0, 1, 2}
@@ -68,17 +67,14 @@ def test_they_are_counted_and_replayed(tmp_path, caplog):
         r"seed 0: client . .* at arrival [0-9]+.*; such arrivals are counted as faulty, and the run", first
     )
     assert f"{len(faulty)} of 40 arrivals are faulty" in last
-    replayed = replay(log, specs, task=made.task)
-    assert [reproducible(result)[4:] for result in replayed] == [reproducible(result)[4:] for result in results]
 
 
 def test_a_pass_ends_without_the_clients_whose_updates_are_faulty(tmp_path):
     made = simulation(rules="gsgm:buffer_size=4", selection="blocked-until-pass-ends", arrivals=36)
-    (result,) = run_paired([made.jobs[0].spec], 0, made.config, output=AuditOutput(tmp_path, True), task=made.task)
+    (result,) = run_paired([made.jobs[0].spec], 0, made.config, output=AuditOutput(tmp_path), task=made.task)
     assert result.decisions == {"faulty": 9, "joined": 27}
     log = read_audit_log(next(tmp_path.glob("*.jsonl")))
     assert [len(line.client_ids) for line in log.rounds] == [4, 4, 1] * 3
-    assert replay(log, task=made.task)[0].digest == result.digest
 
 
 def test_a_run_ends_if_all_fail_or_many_in_a_row(monkeypatch):

@@ -22,7 +22,6 @@ from afflux.sim import (
     partitioned,
     read_audit_log,
     read_results,
-    replay,
     sgd,
 )
 from afflux.sim.results.finished_runs import FILE
@@ -55,11 +54,9 @@ def test_other_objects_are_refused_with_what_to_write(rule):
         simulation(rules=[rule])
 
 
-def test_a_rule_that_is_given_twice_is_refused_in_a_replay_too(tmp_path):
-    simulation().run(out=tmp_path / "out", keep_updates=True)
-    log = tmp_path / "out" / "audit" / "fedbuff-seed0.jsonl"
+def test_a_rule_that_is_given_twice_is_refused():
     with pytest.raises(ConfigError, match="a rule is given twice: fedasync, fedasync"):
-        replay(log, ["fedasync", "fedasync"], task=simulation().task)
+        simulation(rules=["fedasync", "fedasync"])
 
 
 @pytest.mark.parametrize(
@@ -72,12 +69,10 @@ def test_a_training_function_that_cannot_be_called_is_an_error_at_once(training)
 
 def test_a_loss_may_be_unknown(tmp_path):
     out = tmp_path / "out"
-    (result,) = simulation(lambda model, data, rng: (None, 1, 5)).run(out=out, keep_updates=True)
+    (result,) = simulation(lambda model, data, rng: (None, 1, 5)).run(out=out)
     assert result.decisions == {"joined": 24}
     log = read_audit_log(out / "audit" / "fedbuff-seed0.jsonl")
     assert {line.loss for line in log.arrivals} == {None}
-    replayed = replay(log, task=simulation().task)
-    assert [run.digest for run in replayed] == [log.end.params_sha256]
 
 
 def test_a_divergence_is_said_once():
@@ -157,19 +152,6 @@ def test_a_folder_where_a_file_is_written(tmp_path):
         results.draw(tmp_path / "picture.png")
     with pytest.raises(ConfigError, match=r"cannot write .*metrics\.csv: "):
         results.write(out / "metrics.csv")
-
-
-def test_a_replay_goes_on_and_is_read_again(tmp_path):
-    run, out = simulation(rules=["fedbuff:buffer_size=4"]), tmp_path / "out"
-    run.run(out=tmp_path / "run", keep_updates=True)
-    log = tmp_path / "run" / "audit" / "fedbuff_buffer_size=4-seed0.jsonl"
-    written = replay(log, ["fedbuff:buffer_size=2", "fedasync"], task=run.task, out=out)
-    check_same(read_results(out), written)
-    check_same(replay(log, ["fedbuff:buffer_size=2", "fedasync"], task=run.task, out=out), written)
-    with pytest.raises(ConfigError, match="holds the runs of another command"):
-        replay(log, ["fedasync"], task=run.task, out=out)
-    with pytest.raises(ConfigError, match="holds the runs of another command"):
-        simulation(rules=["fedbuff:buffer_size=2", "fedasync"], paired=True).run(out=out)
 
 
 def check_same(results, written):

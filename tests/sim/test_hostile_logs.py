@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from contextlib import suppress
@@ -12,7 +13,9 @@ import pytest
 
 from afflux.ops.errors import ConfigError
 from afflux.sim.results import audit_log
+from afflux.sim.results.audit_log import read_audit_log
 from afflux.sim.runs import simulation
+from afflux.sim.runs.setup import SimulationSetup
 from afflux.store.index_types import Name
 from commands import invoke
 from forged import DEEP, dumped, forge_state
@@ -26,7 +29,7 @@ LOG = "audit/fedbuff_buffer_size=4-seed0.jsonl"
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kept") / "run"
-    result = invoke("run", "--rule", "fedbuff:buffer_size=4", "--keep-updates", "--out", folder, *SMALL)
+    result = invoke("run", "--rule", "fedbuff:buffer_size=4", "--out", folder, *SMALL)
     assert result.exit_code == 0, result.output
     return folder
 
@@ -50,14 +53,17 @@ def change(log, number, change):
     log.write_bytes(b"".join(lines))
 
 
+def read(log):
+    """All that a run reads of a log with which it goes on."""
+    header = read_audit_log(log).header
+    header.rule_spec(log)
+    SimulationSetup(header.sim_config(log), header.seed).refuse_other_inputs(log, header)
+
+
 def refused(log, message=""):
-    result = invoke("replay", log, "--out", log.parent / "again")
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert message in result.stderr
-    assert len(result.stderr) < 2000
-    assert not (log.parent / "again").exists()
+    with pytest.raises(ConfigError, match=re.escape(message) or ".") as raised:
+        read(log)
+    assert len(str(raised.value)) < 2000
 
 
 HEADERS = [
@@ -66,8 +72,6 @@ HEADERS = [
     ({"d": 0}, "d is 0"),
     ({"d": 10**30}, "d is 1000"),
     ({"seed": -1}, "seed is -1"),
-    ({"updates": "../../victim.npy"}, "updates is '../../victim.npy'"),
-    ({"updates": "/dev/zero"}, "updates is '/dev/zero'"),
     ({"label": "\x1b[31m"}, "label is"),
     ({"leader": "a" * 100_000}, "leader is"),
     ({"options": {"evil": 1}}, "unknown option of fedbuff: 'evil'"),
@@ -121,39 +125,27 @@ def test_a_line_without_an_end(log, monkeypatch):
 
 
 def test_files_of_another_kind(log, tmp_path):
-    for path in (log, log.with_suffix(".updates.npy")):
-        content = path.read_bytes()
-        path.unlink()
-        os.mkfifo(path)
-        refused(log, "it is a FIFO")
-        path.unlink()
-        (tmp_path / "elsewhere").write_bytes(content)
-        path.symlink_to(tmp_path / "elsewhere")
-        refused(log, "it is a symbolic link")
-        path.unlink()
-        path.write_bytes(content)
-
-
-@pytest.mark.parametrize("shape", [(-5, 650), (2**62, 650), ()])
-def test_updates_of_an_impossible_shape(shape, log):
-    updates = log.with_suffix(".updates.npy")
-    with updates.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    refused(log)
+    content = log.read_bytes()
+    log.unlink()
+    os.mkfifo(log)
+    refused(log, "it is a FIFO")
+    log.unlink()
+    (tmp_path / "elsewhere").write_bytes(content)
+    log.symlink_to(tmp_path / "elsewhere")
+    refused(log, "it is a symbolic link")
 
 
 @pytest.mark.parametrize("piece", [0, *soak(1), *soak(2), *soak(3)])
 def test_random_changes_of_a_log(piece, kept, tmp_path):
-    """A replay of what is changed anywhere ends with a result, or with an error."""
+    """What is changed anywhere is read, or is an error."""
     for seed in range(piece * 12, piece * 12 + 12):
         chance = np.random.default_rng(seed)
         log = shutil.copytree(kept, tmp_path / str(seed)) / LOG
         number = int(chance.integers(len(log.read_bytes().splitlines())))
         number = 0 if chance.integers(2) else number
         change(log, number, lambda line, chance=chance: replaced(line, chance))
-        result = invoke("replay", log, "--out", log.parent / "again")
-        assert isinstance(result.exception, SystemExit | None), f"seed {seed}, line {number}: {result.exception!r}"
-        assert result.exit_code in (0, 1, 2)
+        with suppress(ConfigError):
+            read(log)
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +252,7 @@ def test_a_data_set_that_a_log_names(content, log, tmp_path):
 
 @pytest.mark.parametrize(
     ("type_", "text"),
-    [(audit_log.Label, "fedbuff"), (audit_log.Digest, "0" * 64), (audit_log.FileName, "updates.npy"), (Name, "m")],
+    [(audit_log.Label, "fedbuff"), (audit_log.Digest, "0" * 64), (Name, "m")],
 )
 def test_a_name_does_not_end_with_a_line_end(type_, text):
     assert msgspec.convert(text, type_) == text

@@ -10,6 +10,7 @@ import pytest
 from afflux.ops.errors import ConfigError
 from afflux.rules.files import code_digests
 from afflux.rules.specs import RuleSpec, parse_rule
+from afflux.sim import read_audit_log, read_results
 from afflux.sim.papers.lora_task import checkpoint_folder
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import delay_law
@@ -57,21 +58,15 @@ def with_rule(log, rule, options):
     [(":mine", {"buffer_size": 4}), *soak(":mine:buffer_size=4", {}), ("", {}), *soak(":mine", {"x": "y"})],
 )
 def test_a_log_makes_no_file_run(suffix, options, rule_file, tmp_path):
-    made = invoke("run", "--rule", "fedbuff:buffer_size=4", "--keep-updates", "--out", tmp_path / "run", *SMALL)
+    made = invoke("run", "--rule", "fedbuff:buffer_size=4", "--out", tmp_path / "run", *SMALL)
     assert made.exit_code == 0, made.output
     (log,) = (tmp_path / "run/audit").glob("*.jsonl")
     with_rule(log, f"{rule_file}{suffix}", options)
-    result = invoke("replay", log, "--out", tmp_path / "again")
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert "names the rule file" in result.stderr
-    assert "executed only if you name it in this command" in result.stderr
+    header = read_audit_log(log).header
+    with pytest.raises(ConfigError, match=r"names the rule file .*executed only if you name it in this command"):
+        header.rule_spec(log)
+    read_results(tmp_path / "run")
     assert not executed(rule_file)
-    assert not (tmp_path / "again").exists()
-    # Typed, it is the user's own code.
-    result = invoke("replay", log, "--rule", f"{rule_file}:mine:buffer_size=4", "--out", tmp_path / "again")
-    assert result.exit_code == 0, result.output
-    assert "as in the log" in result.stdout
-    assert executed(rule_file)
 
 
 @pytest.fixture

@@ -356,7 +356,7 @@ def test_own_delays():
 
 def test_results(tmp_path):
     made = simulation(own_tasks.linear, rules=[RULE, "fedasync"], seeds=[0, 1], target=0.5)
-    results = made.run(out=tmp_path / "run", keep_updates=True)
+    results = made.run(out=tmp_path / "run")
     assert [(run.spec.label, run.seed) for run in results] == [(RULE, 0), ("fedasync", 0), (RULE, 1), ("fedasync", 1)]
     assert results.of("fedasync", 1) is results[3]
     with pytest.raises(KeyError, match=r"no run of 'fedasync' with seed 2; there are .*\('fedasync', 1\)"):
@@ -381,11 +381,9 @@ def test_results(tmp_path):
     assert "±" not in str(Summary({RULE: one}, {RULE: 1}))
     results.draw(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.suffix for path in (tmp_path / "run" / "audit").iterdir()} == {".jsonl", ".npy"}
+    assert {path.suffix for path in (tmp_path / "run" / "audit").iterdir()} == {".jsonl"}
     assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 1 + 4 * 4
     assert bits(made.run()) == bits(results), "what is written changes no bit"
-    with pytest.raises(ConfigError, match="keep_updates needs out="):
-        made.run(keep_updates=True)
 
 
 def test_a_call_that_was_stopped_keeps_finished_runs_and_the_same_call_goes_on(tmp_path):
@@ -514,18 +512,6 @@ def test_the_target_may_be_any_number_as_the_accuracy():
     assert own.run()[0].evaluations[-1].accuracy == -2.5
     with pytest.raises(ConfigError, match=r"target is -3.0, must be in \(0, 1\]"):
         SimConfig(target=-3.0)
-
-
-@pytest.mark.parametrize("in_store", [False, True])
-def test_updates_of_a_model_with_buffers_are_refused_before_the_run(in_store, tmp_path):
-    """Kept updates hold no buffers, so that no replay could follow."""
-    own = Simulation(own_tasks.Net, CLIENTS, sgd(), own_tasks.TEST, rules=RULE, arrivals=6, concurrency=3)
-    with pytest.raises(ConfigError, match="keep_updates: the model has buffers, which kept updates do not hold"):
-        if in_store:
-            output = AuditOutput(tmp_path, updates=True)
-            run_in_store(tmp_path / "store", parse_rule(RULE), 0, own.config, output, task=own.task)
-        own.run(out=tmp_path / "out", keep_updates=True)
-    assert not [*tmp_path.iterdir()]
 
 
 def test_a_parameter_that_is_replaced_is_named():

@@ -192,7 +192,7 @@ class StoppedError(Exception):
 def test_resumes_bit_for_bit(data_dir, tmp_path, count):
     config = settings(data_dir)
     folder = run_folder.create_run_folder(tmp_path / "run")
-    output = audit_folder(folder, True)
+    output = audit_folder(folder)
 
     def stop(run):
         if run.arrivals == count:

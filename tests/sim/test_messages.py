@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,28 +19,14 @@ from afflux.sim.data import image_set
 from afflux.sim.models import build_model
 from afflux.sim.papers import all_tables, codec_errors, lora_task, paper_task, reproduction, text_set
 from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.results.updates_file import read_updates
-from afflux.sim.runs import simulation
 from afflux.sim.runs.event_loop import SimulatedServer
 from afflux.sim.runs.run_checkpoint import InterruptedRun, StoredRun
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.simulation import replay_updates
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import HalfNormalDelays
 
 X, Y = np.zeros((4, 2), np.float32), np.arange(4) % 2
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36)
-
-
-def saved(folder, array, **options):
-    np.save(folder / "array.npy", array, **options)
-    return str(folder / "array.npy")
-
-
-def of_version_2(folder):
-    with (folder / "array.npy").open("wb") as file:
-        np.lib.format.write_array(file, np.zeros((1, 2), np.float32), (2, 0))
-    return folder / "array.npy"
 
 
 def own_training(**settings):
@@ -64,29 +49,9 @@ CASES = {
         lambda folder: common.parse_rules(["fedbuff:buffer_size=7"], buffer_size=5),
         "--buffer-size is 5, but fedbuff:buffer_size=7 says buffer_size=7 itself",
     ),
-    "updates without a name": (
-        lambda folder: codec_errors.read_named_updates("file.npy"),
-        "updates are given as NAME=FILE, not 'file.npy'",
-    ),
-    "no file of updates": (
-        lambda folder: codec_errors.read_named_updates(f"a={folder / 'no.npy'}"),
-        "cannot read .*no.npy",
-    ),
-    "updates of float64": (
-        lambda folder: codec_errors.read_named_updates(f"a={saved(folder, np.zeros((1, 2)))}"),
-        r"array.npy holds float64 of shape \(1, 2\), not float32 updates of shape \(n, d\)",
-    ),
-    "updates of 0": (
-        lambda folder: codec_errors.read_named_updates(f"a={saved(folder, np.zeros((1, 2), np.float32))}"),
-        "array.npy holds updates that are 0 or not finite",
-    ),
-    "two kinds of updates": (
-        lambda folder: codec_errors.make_page([f"normal={saved(folder, np.ones((1, 2), np.float32))}"]),
-        "there are two kinds of vectors named normal",
-    ),
-    "kept updates of version 2": (
-        lambda folder: read_updates(of_version_2(folder), 2),
-        r"holds no kept updates: is a .npy file of version \(2, 0\)",
+    "updates of another run": (
+        lambda folder: codec_errors.make_page(["images"]),
+        "unknown updates 'images'; known: digits, mnist",
     ),
     "a rate above float32": (
         lambda folder: SimConfig(client_lr=1e39),
@@ -191,14 +156,6 @@ def test_a_file_that_has_changed_since_its_parent_executed_it(tmp_path, monkeypa
     monkeypatch.setitem(rule_files.parents_digests, f"afflux rule file {file}", "0" * 64)
     with pytest.raises(ConfigError, match=r"rules.py, or a module beside it, has changed since this program began"):
         rule_files.rule_function(f"{file}:mine")
-
-
-def test_kept_updates_and_buffers(monkeypatch):
-    setup = SimpleNamespace(model=SimpleNamespace(initial_buffers=np.zeros(1)))
-    monkeypatch.setattr(simulation, "SimulationSetup", lambda *given, **options: setup)
-    log = SimpleNamespace(header=SimpleNamespace(seed=0), path=Path("a.jsonl"))
-    with pytest.raises(ConfigError, match=r"a\.jsonl: the model has buffers, which kept updates do not hold"):
-        replay_updates(log, [], SMALL)
 
 
 def test_a_store_whose_files_cannot_be_written(tmp_path, monkeypatch):

@@ -22,7 +22,6 @@ from afflux.sim.results.run_folder import describe_setting
 from afflux.sim.runs.event_loop import SimulatedServer, TrainingStream, feed_servers
 from afflux.sim.runs.run_checkpoint import InterruptedRun, interrupted_run
 from afflux.sim.runs.setup import SimulationSetup
-from afflux.sim.runs.simulation import replay_config, replay_updates
 from afflux.sim.workload.availability import Diurnal, Dropouts, ReadyTimes
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
@@ -336,7 +335,7 @@ EVERYTHING = {
 def test_the_log_has_its_fields_only_where_they_are_used(tmp_path):
     for folder, settings in (("plain", {}), ("all", EVERYTHING)):
         (tmp_path / folder).mkdir()
-        run(RULE, 0, replace(SMALL, **settings), output=AuditOutput(tmp_path / folder, True))
+        run(RULE, 0, replace(SMALL, **settings), output=AuditOutput(tmp_path / folder))
     plain, everything = (
         [json.loads(line) for line in next((tmp_path / folder).glob("*.jsonl")).read_text().splitlines()]
         for folder in ("plain", "all")
@@ -347,9 +346,6 @@ def test_the_log_has_its_fields_only_where_they_are_used(tmp_path):
     assert "dropout" in {line["type"] for line in everything}
     assert not any("dispatched" in line for line in plain)
     assert all("dispatched" in line for line in everything if line["type"] in ("arrival", "dropout"))
-    log = read_audit_log(next((tmp_path / "all").glob("*.jsonl")))
-    (again,) = replay_updates(log, [RULE], replay_config(log))
-    assert again.digest == log.end.params_sha256
 
 
 class Stopped(Exception):

@@ -75,8 +75,8 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.glob("audit/*seed*")}
 
 
-def begin(name, folder, progress=None, seconds=0.0, updates=True):
-    keep = audit_folder(run_folder.create_run_folder(folder / "run"), updates)
+def begin(name, folder, progress=None, seconds=0.0):
+    keep = audit_folder(run_folder.create_run_folder(folder / "run"))
     return run_in_store(folder / "store", spec_of(name), 4, CASES[name], keep, progress, seconds)
 
 
@@ -88,7 +88,7 @@ def expected(tmp_path_factory):
     def result(name):
         if name not in made:
             folder = run_folder.create_run_folder(tmp_path_factory.mktemp("whole") / "run")
-            keep = audit_folder(folder, True)
+            keep = audit_folder(folder)
             made[name] = reproducible(run(spec_of(name), 4, CASES[name], output=keep)), files(folder)
         return made[name]
 
@@ -157,7 +157,7 @@ def kill_after(arrivals, lines):
 @pytest.mark.filterwarnings(FORKS)
 @pytest.mark.parametrize("name", ["afa_cs", *soak("ca2fl"), *soak("gsgm"), *soak("sasgd")])
 def test_killed_again_and_again(name, expected, tmp_path):
-    """At any moment: during a commit, a line of the log, a row of the updates."""
+    """At any moment: during a commit, a line of the log."""
     whole, chance, kills = expected(name), random.Random(name), 0
     store = tmp_path / "store"
 
@@ -206,17 +206,16 @@ def test_a_run_folder_that_has_moved(expected, tmp_path):
     assert (reproducible(result), files(tmp_path / "moved")) == expected("fedbuff")
 
 
-def test_files_that_lack_what_the_checkpoint_has(tmp_path):
+def test_a_log_that_lacks_what_the_checkpoint_has(tmp_path):
     with pytest.raises(Stopped):
         begin("fedbuff", tmp_path, stop_at(10))
-    for pattern in ("*.jsonl", "*.npy"):
-        (file,) = (tmp_path / "run" / "audit").glob(pattern)
-        whole = file.read_bytes()
-        os.truncate(file, 700)
-        with pytest.raises(ConfigError, match=r"is shorter than the [0-9]+ bytes of the checkpoint"):
-            resume(InterruptedRun(tmp_path / "store"))
-        assert file.stat().st_size == 700
-        file.write_bytes(whole)
+    (file,) = (tmp_path / "run" / "audit").glob("*.jsonl")
+    whole = file.read_bytes()
+    os.truncate(file, 700)
+    with pytest.raises(ConfigError, match=r"is shorter than the [0-9]+ bytes of the checkpoint"):
+        resume(InterruptedRun(tmp_path / "store"))
+    assert file.stat().st_size == 700
+    file.write_bytes(whole)
     resume(InterruptedRun(tmp_path / "store"))
 
 
@@ -226,7 +225,7 @@ def contents(folder):
 
 def another(folder, **changes):
     """A run folder of another run, whose files have the same names."""
-    keep = audit_folder(run_folder.create_run_folder(folder), True)
+    keep = audit_folder(run_folder.create_run_folder(folder))
     config = replace(CASES["fedbuff"], **changes)
     run_folder.write_results(folder, [run(spec_of("fedbuff"), 4, config, output=keep)], config)
     return contents(folder)
@@ -506,7 +505,7 @@ def test_the_commands_mistakes(tmp_path):
     said = "error: --checkpoint-every was given, but without --store there are no checkpoints\n"
     assert error("--rule", "fedbuff", "--checkpoint-every", "10") == said
     assert "index.sqlite is missing" in error("--resume", there)
-    for option in ("--seed=3", "--arrivals=7", "--client-lr=0.1", "--keep-updates", f"--store={there}"):
+    for option in ("--seed=3", "--arrivals=7", "--client-lr=0.1", f"--store={there}"):
         flag = option.partition("=")[0]
         assert error("--resume", there, option).startswith(f"error: {flag} was given, but --resume continues with")
     absent = ["--data", "mnist", "--data-dir", there, "--store", str(tmp_path / "s"), "--out", str(tmp_path / "o")]

@@ -32,7 +32,7 @@ def test_the_public_names_of_the_simulator_are_loaded_at_first_use():
         "import sys, afflux.sim\n"
         "assert 'torch' not in sys.modules and 'afflux.sim.runs' not in sys.modules\n"
         "for name in afflux.sim.__all__: assert getattr(afflux.sim, name).__name__ == name\n"
-        "from afflux.sim import *; Simulation, replay\n"
+        "from afflux.sim import *; Simulation, resume\n"
         "assert set(afflux.sim.__all__) == {name for names in afflux.sim._MODULES.values() for name in names}\n"
         "try: afflux.sim.ran\n"
         "except AttributeError as error: print(error)"

@@ -68,17 +68,14 @@ def test_an_error_says_what_called_the_function(tmp_path):
 def test_the_ends_of_a_run(end, arrivals, tmp_path):
     out, store = tmp_path / "out", tmp_path / "store"
     settings = [*SETTINGS, "--model", "logreg", "--delays", "fadas-mild", "--rule", "fedbuff:buffer_size=3", *end]
-    result = invoke("run", *settings, "--keep-updates", "--out", out)
+    result = invoke("run", *settings, "--out", out)
     assert result.exit_code == 0, result.output
     log = read_audit_log(next((out / "audit").glob("*.jsonl")))
-    assert log.planned == len(log.arrivals)
     assert arrivals in (None, len(log.arrivals))
     if arrivals is None:
         assert 0 < len(log.arrivals) < 1600
         assert log.arrivals[-1].time <= 9
-    again = invoke("replay", log.path, "--out", tmp_path / "again")
-    assert (again.exit_code, again.stderr) == (0, "")
-    stored = invoke("run", *settings, "--keep-updates", "--out", tmp_path / "stored", "--store", store)
+    stored = invoke("run", *settings, "--out", tmp_path / "stored", "--store", store)
     assert stored.exit_code == 0, stored.output
     for name in ("config.json", "metrics.csv", f"audit/{log.path.name}"):
         assert (tmp_path / "stored" / name).read_bytes() == (out / name).read_bytes()
@@ -99,7 +96,7 @@ def test_a_run_on_a_store_is_resumed_by_those_who_name_the_task(task, tmp_path, 
     from afflux.sim.results.run_history import RunHistory
 
     add = RunHistory.add_arrival
-    settings = [*SETTINGS, "--rule", "fedbuff:buffer_size=3", "--arrivals", "20", "--keep-updates", "--task", task]
+    settings = [*SETTINGS, "--rule", "fedbuff:buffer_size=3", "--arrivals", "20", "--task", task]
     assert invoke("run", *settings, "--out", tmp_path / "whole").exit_code == 0
     with monkeypatch.context() as patched:
         patched.setattr(RunHistory, "add_arrival", press)
@@ -121,15 +118,6 @@ def test_a_run_on_a_store_is_resumed_by_those_who_name_the_task(task, tmp_path, 
     assert InterruptedRun(store, None, None, task).finished
     (log,) = (out / "audit").glob("*.jsonl")
     assert log.read_bytes() == (tmp_path / "whole" / "audit" / log.name).read_bytes()
-    # The same of a replay.
-    count = len(executed.read_text())
-    assert count == 2, "the moved file is another one"
-    refused = invoke("replay", log, "--out", tmp_path / "replayed")
-    assert refused.exit_code == 2
-    assert "it is code" in refused.stderr
-    assert len(executed.read_text()) == count
-    replayed = invoke("replay", log, "--task", task, "--out", tmp_path / "replayed")
-    assert (replayed.exit_code, replayed.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -285,7 +273,7 @@ def test_lazy_clients_of_a_task(tmp_path):
     log = read_audit_log(next((tmp_path / "out" / "audit").glob("*.jsonl")))
     assert (log.header.num_clients, log.header.client_lr) == (200_000, 0.3)
     assert max(line.client for line in log.arrivals) > 10_000
-    assert parse_rule("fedbuff:buffer_size=3") == log.spec()
+    assert parse_rule("fedbuff:buffer_size=3") == log.header.rule_spec(log.path)
 
 
 @pytest.mark.parametrize("text", ["helper{0} import count", "common{0} import count", "lib{0}.helper import count"])

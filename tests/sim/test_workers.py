@@ -50,7 +50,7 @@ def made(folder, config, workers, rules=("ca2fl:buffer_size=3",)):
     """The results and the bytes of all files of a run."""
     folder.mkdir()
     specs = [parse_rule(rule) for rule in rules]
-    results = run_paired(specs, 4, config, output=AuditOutput(folder, True), workers=workers)
+    results = run_paired(specs, 4, config, output=AuditOutput(folder), workers=workers)
     return [reproducible(result) for result in results], {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -63,17 +63,15 @@ def two_workers():
 
 def test_the_command_gives_the_bits_of_one_process(tmp_path):
     settings = "--model cnn --client-optimizer fedprox --num-clients 20 --concurrency 5 --arrivals 24 --local-steps 2"
-    command = ["run", "--rule", "ca2fl:buffer_size=3", *settings.split(), "--keep-updates"]
+    command = ["run", "--rule", "ca2fl:buffer_size=3", *settings.split()]
     for count, name in ((1, "one"), (2, "two")):
         result = CliRunner().invoke(app, [*command, "--workers", str(count), "--out", str(tmp_path / name)])
         assert result.exit_code == 0, result.output
     one, two = (tmp_path / name for name in ("one", "two"))
     for name in ("config.json", "metrics.csv"):
         assert (one / name).read_bytes() == (two / name).read_bytes()
-    log, updates = sorted(path.name for path in (one / "audit").iterdir())
-    assert (log.endswith(".jsonl"), updates.endswith(".npy")) == (True, True)
-    for name in (log, updates):
-        assert (one / "audit" / name).read_bytes() == (two / "audit" / name).read_bytes()
+    (log,) = (one / "audit").iterdir()
+    assert log.read_bytes() == (two / "audit" / log.name).read_bytes()
 
 
 @pytest.mark.soak
@@ -127,7 +125,7 @@ def stop_at(count):
 
 
 def begin(folder, config, progress, seconds=0.0, workers=2):
-    output = audit_folder(run_folder.create_run_folder(folder / "run"), True)
+    output = audit_folder(run_folder.create_run_folder(folder / "run"))
     return run_in_store(folder / "store", RULE, 4, config, output, progress, seconds, workers=workers)
 
 

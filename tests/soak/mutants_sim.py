@@ -166,19 +166,9 @@ SIM = {
         "pass",
         "test_sim_resume.py",
     ),
-    "replay: a client pulls the version of its arrival": (
-        "starts[line.dispatched_after].append(line.number)",
-        "starts[line.number].append(line.number)",
-        "test_sim_audit.py",
-    ),
     "audit: a log that lacks an arrival is read": (
         "if line.number != arrivals:",
         "if line.number < arrivals:",
-        "test_sim_audit.py",
-    ),
-    "updates: a row that was cut off is read": (
-        "count = min(shape[0], (size - start) // (4 * d))",
-        "count = shape[0]",
         "test_sim_audit.py",
     ),
     "statistics: the deviation of all, not of a sample": (

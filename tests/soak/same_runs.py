@@ -3,9 +3,9 @@
 python tests/soak/same_runs.py BASE              BASE is a commit; minutes
 python tests/soak/same_runs.py BASE grid store   the cases whose name holds one of the words
 
-Bits of torch depend on the machine, so no digests are kept: both trees run here, at the same time. A log, a killed
-store and the folder of a grid that BASE has written are also replayed, resumed and continued by this tree. MNIST needs
-its file in --data-dir or AFFLUX_DATA.
+Bits of torch depend on the machine, so no digests are kept: both trees run here, at the same time. A killed
+store and the folder of a grid that BASE has written are also resumed and continued by this tree. MNIST needs its file
+in --data-dir or AFFLUX_DATA.
 
 Not compared: in the headers of logs the version of afflux and the digests of rule and task files; the measured seconds
 of the server; the ids of runs; files of models, records and bytes, the folder of a grid's test runs, digests of buffers
@@ -56,7 +56,7 @@ COMPARISONS = {
     "--protocol rounds --sampling biased --stale-models 3 --arrivals 100",
     "scaffold": f"--rules afa_cs,fedbuff {SMALL} --client-optimizer scaffold --control-codec bfloat16 --arrivals 100",
     "batchnorm": f"--rules fedbuff,ca2fl,ours=own.py:rule:server_lr=0.3 {OWN} --arrivals 100 --seeds 0,2",
-    "paired": f"--rules fedbuff,ca2fl,fedasync,afa_cd {SMALL} --arrivals 100 --paired --seeds 1 --keep-updates",
+    "paired": f"--rules fedbuff,ca2fl,fedasync,afa_cd {SMALL} --arrivals 100 --paired --seeds 1",
 }
 #: Arguments of `afflux run` whose process is killed, and what its resumption must name again, by the name of the case.
 STORES = {
@@ -64,7 +64,7 @@ STORES = {
         f"--rule own.py:rule {OWN} --arrivals 120",
         "--rule own.py:rule:buffer_size=4 --task own.py:task:width=12",
     ),
-    "store, digits": (f"--rule ca2fl {SMALL} --client-optimizer scaffold --arrivals 120 --keep-updates", ""),
+    "store, digits": (f"--rule ca2fl {SMALL} --client-optimizer scaffold --arrivals 120", ""),
 }
 GRID = f"--rules fedbuff,own.py:rule {SMALL} --arrivals 60 --jobs 1 --grid client_lr=.05,.1 --grid server_lr=.5,1"
 READ = """
@@ -178,8 +178,6 @@ def contents(folder: Path) -> Contents:
             lines = [re.sub(r', ?"buffers_sha256": ?"\w+"', "", line) for line in lines]
             kinds["audit logs"][name] = [_without_left_out(header), *lines]
             kinds["params"][name] = [line for line in lines if line.startswith('{"type": "end"')]
-        elif path.suffix == ".npy":
-            kinds["kept updates"][name] = [sha256(path.read_bytes()).hexdigest()]
         elif path.suffix == ".npz":
             for array, values in np.load(path).items():
                 kind = "buffers" if "running_" in array or "num_batches" in array else "arrays"
@@ -305,20 +303,6 @@ def killed(words: str, typed: str) -> Callable[[Trees, str], None]:
     return case
 
 
-def replayed(trees: Trees, name: str) -> None:
-    """The base's log, whole and cut off, by both trees."""
-    trees.afflux("run", "--keep-updates", words=f"--rule fedbuff {SMALL} --arrivals 100", out="kept")
-    trees.compare(f"{name}: the log", "kept")
-    for place, rules in {"whole": "", "cut-off": "--rule ca2fl --rule fedasync --rule own.py:rule"}.items():
-        trees.take_over("kept", place)
-        for side in (trees.base, trees.new):
-            log = side.folder / place / "audit" / "fedbuff-seed0.jsonl"
-            if place == "cut-off":
-                log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
-        trees.afflux("replay", f"{place}/audit/{log.name}", words=rules, out=f"replay-{place}")
-        trees.compare(f"{name}: the base's log, {place}", f"replay-{place}")
-
-
 def tuned(trees: Trees, name: str) -> None:
     """A grid, and the base's grid continued with another value and another seed."""
     trees.afflux("compare", "--seeds", "0", words=GRID, out="grid")
@@ -362,7 +346,6 @@ CASES: dict[str, Callable[[Trees, str], None]] = {
     **{name: killed(*words) for name, words in STORES.items()},
     "workers": with_workers,
     "grid": tuned,
-    "replay": replayed,
     "short runs": short,
     "in Python": in_python,
     "logs of the base, read": read_logs,

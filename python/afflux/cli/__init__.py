@@ -16,7 +16,6 @@ SIMULATOR = {
     "demo": "A rule of each paper on handwritten digits; a run that is killed and resumed.",
     "compare": "Compare aggregation rules in one simulation.",
     "run": "Simulate one aggregation rule with one seed.",
-    "replay": "Replay the kept updates of a run with other rules.",
     "reproduce": "Reproduce tables of papers.",
     "codecs": "The error of every codec of cached rows.",
 }

@@ -38,13 +38,13 @@ Examples:
   afflux reproduce mf-ca2fl
   afflux reproduce mf-ca2fl --data mnist --jobs 1 --at-most 2 --out runs/mf
 """
-CODECS_HELP = """Measure the error of every codec, on random vectors and on kept updates of a run: tables and a figure.
+CODECS_HELP = """Measure the error of every codec, on random vectors and on updates of a run: tables and a figure.
 
 \b
 Examples:
   afflux codecs
-  afflux run --rule ca2fl --arrivals 400 --keep-updates --out runs/kept
-  afflux codecs --updates digits=runs/kept/audit/ca2fl-seed0.updates.npy
+  afflux codecs --updates digits
+  afflux codecs --updates digits --updates mnist --data-dir ~/data
 """
 
 Seeds = Annotated[str, typer.Option(help="Separated by commas.")]
@@ -174,8 +174,9 @@ def mf_ca2fl(
 
 def codecs(
     updates: Annotated[
-        list[str] | None, typer.Option(help="NAME=FILE.npy, the updates of a run with --keep-updates; again for more.")
+        list[str] | None, typer.Option(help="digits or mnist: a run whose updates are measured, too; again for more.")
     ] = None,
+    data_dir: DataDir = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random vectors and of the codecs' random bits.")] = 0,
     out: OutFolder = None,
 ) -> None:
@@ -185,7 +186,7 @@ def codecs(
         from afflux.sim.papers import codec_errors
 
         command = {"command": "codecs", "updates": updates or [], "seed": seed}
-        _publish(out, lambda measure: codec_errors.make_page(updates or [], seed), command)
+        _publish(out, lambda measure: codec_errors.make_page(updates or [], seed, data_dir), command)
 
 
 def _publish(

@@ -1,4 +1,4 @@
-"""`afflux compare`, `run` and `replay`: they make runs, show their progress and print results."""
+"""`afflux compare` and `run`: they make runs, show their progress and print results."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afflux.cli.common import echo, parse_rules, report_errors
+from afflux.cli.common import echo, parse_rules
 from afflux.cli.settings import (
     BufferSize,
     OutFolder,
@@ -61,22 +61,8 @@ Examples:
   afflux run --rule fedasync:alpha=0.3 --delays fadas-mild --out runs/mild
   afflux run --rule mf_ca2fl:bits=2:codec=rotated
   afflux run --paper ca2fl-cnn --data-dir ~/data --rounds 100
-  afflux run --rule fedbuff --keep-updates --out runs/kept
   afflux run --rule ca2fl --store runs/ca2fl.store
   afflux run --resume runs/ca2fl.store
-"""
-REPLAY_HELP = """Replay the kept updates of a run with other rules.
-
-LOG is an audit log, audit/RULE-seedK.jsonl in the folder of a run with --keep-updates. \
-A client that was dispatched after k arrivals pulls each rule's version as of k arrivals, so staleness is each rule's \
-own; but it trained from the model of the log's rule. Only the aggregation differs. \
-The log's own rule gives the log's own params, bit for bit. \
-A log never makes a rule file run: name it with --rule if you trust that file.
-
-\b
-Examples:
-  afflux replay runs/kept/audit/fedbuff-seed0.jsonl
-  afflux replay runs/kept/audit/fedbuff-seed0.jsonl --rule ca2fl --rule fadas
 """
 DEFAULT_RULES = ["fedbuff", "fedasync", "ca2fl"]
 RULES_OPTION = (
@@ -87,7 +73,6 @@ PAIRED = (
     "All rules get the same updates, of clients that train from the params of the first rule: compares only the "
     "aggregation, not how clients would learn under the other rules."
 )
-KEEP_UPDATES = "Keep all update vectors beside the audit log, 4 d bytes each, for `afflux replay`."
 RULE = "The rule; options follow it after colons: mf_ca2fl:bits=2:server_lr=1."
 STORE = "New folder in which the server is kept, with all that --resume needs to continue an interrupted run."
 RESUME = (
@@ -124,7 +109,6 @@ def _workers(value: str | int) -> Any:
 
 
 TrainingWorkers = Annotated[Any, typer.Option("--workers", parser=_workers, metavar="N", help=WORKERS)]
-KeepUpdates = Annotated[bool, typer.Option("--keep-updates", help=KEEP_UPDATES)]
 
 
 def make_runs(
@@ -179,7 +163,6 @@ def compare(
     workers: TrainingWorkers = 1,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
-    keep_updates: KeepUpdates = False,
     tensorboard: TensorBoard = False,
     save_every: SaveEvery = 0,
     grid: Annotated[list[str] | None, typer.Option(help=GRID)] = None,
@@ -193,9 +176,8 @@ def compare(
     specs = parse_rules(chosen, buffer_size=buffer_size, server_lr=server_lr)
     config = settings_for_task(context, config, specs)
     if grid:
-        if paired or keep_updates or tensorboard or save_every:
-            others = "--paired, --keep-updates, --tensorboard and --save-every"
-            raise ConfigError(f"--grid makes runs of its own, without {others}")
+        if paired or tensorboard or save_every:
+            raise ConfigError("--grid makes runs of its own, without --paired, --tensorboard and --save-every")
         from afflux.cli.terminal import show_progress
         from afflux.sim.papers.grid import command, grid_page, parse_grid, run_grid
         from afflux.sim.papers.publishing import publish
@@ -218,7 +200,7 @@ def compare(
     from afflux.sim.runs.compare import default_processes
 
     options = {"processes": jobs or default_processes(workers), "workers": workers}
-    options |= {"keep_updates": keep_updates, "tensorboard": tensorboard, "save_every": save_every}
+    options |= {"tensorboard": tensorboard, "save_every": save_every}
     _print_results(*make_runs(specs, parse_seeds(seeds), config, out, paired=paired, **options))
 
 
@@ -232,7 +214,6 @@ def run(
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     workers: TrainingWorkers = 1,
-    keep_updates: KeepUpdates = False,
     tensorboard: TensorBoard = False,
     save_every: SaveEvery = 0,
     store: Annotated[Path | None, typer.Option(help=STORE)] = None,
@@ -268,42 +249,6 @@ def run(
         raise ConfigError("give --rule or --paper, or --resume to continue a run")
     specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
     config = settings_for_task(context, config, specs)
-    options: dict[str, Any] = {"workers": workers, "keep_updates": keep_updates, "tensorboard": tensorboard}
+    options: dict[str, Any] = {"workers": workers, "tensorboard": tensorboard}
     options |= {"store": store, "checkpoint_every": checkpoint_every, "save_every": save_every}
     _print_results(*make_runs(specs, [seed], config, out, **options))
-
-
-def replay(
-    log: Annotated[Path, typer.Argument(help="The audit log.")],
-    rule: Annotated[
-        list[str] | None, typer.Option(help="A rule; may be given several times; default: the log's own.")
-    ] = None,
-    buffer_size: BufferSize = None,
-    server_lr: ServerLr = None,
-    data_dir: Annotated[str | None, typer.Option(help="Folder of the data sets, if it is not the log's.")] = None,
-    task: Annotated[str | None, typer.Option(help="FILE.py:FUNCTION of the log's task, if it is in a file.")] = None,
-    out: OutFolder = None,
-) -> None:
-    """Replay kept updates (see REPLAY_HELP)."""
-    with report_errors():
-        require(*EXTRA)
-        from afflux.sim.results.audit_log import read_audit_log
-        from afflux.sim.results.finished_runs import Job
-        from afflux.sim.results.run_folder import dated_folder
-        from afflux.sim.runs import library
-
-        if not rule and (buffer_size, server_lr) != (None, None):
-            raise ConfigError("--buffer-size and --server-lr are options of the rules that --rule names; give --rule")
-        content, folder = read_audit_log(log), out or dated_folder()
-        specs = parse_rules(rule, buffer_size=buffer_size, server_lr=server_lr) if rule else [content.spec()]
-        title = Job(specs[0], content.header.seed, tuple(specs[1:])).title
-        config = content.header.settings(log)
-        options: dict[str, Any] = {"data_dir": data_dir, "task": task, "out": folder}
-        results = _watched([title], config, lambda watch: library.replay(content, specs, watch=watch, **options))
-        _print_results(folder, results)
-        for result in results:
-            same = ", as in the log" if content.end is not None and result.digest == content.end.params_sha256 else ""
-            echo(f"params of {result.spec.label}: sha256 {result.digest}{same}")
-        if not rule and content.end is not None and results[0].digest != content.end.params_sha256:
-            echo(f"error: the log says {content.end.params_sha256}: the rule or the software has changed", err=True)
-            raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""The simulator's commands: demo, compare, run, replay, reproduce and codecs."""
+"""The simulator's commands: demo, compare, run, reproduce and codecs."""
 
 import typer
 
@@ -13,7 +13,6 @@ app = typer.Typer(
 app.command(help=demo.DEMO_HELP)(demo.demo)
 app.command(help=simulate.COMPARE_HELP)(simulate.compare)
 app.command(help=simulate.RUN_HELP)(simulate.run)
-app.command(help=simulate.REPLAY_HELP)(simulate.replay)
 app.add_typer(reproduce.app, name="reproduce")
 app.command(help=reproduce.CODECS_HELP)(reproduce.codecs)
 for command in (*app.registered_commands, *reproduce.app.registered_commands):

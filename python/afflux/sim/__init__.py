@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from afflux.sim.results.audit_log import read_audit_log as read_audit_log
     from afflux.sim.results.simulation_results import read_results as read_results
     from afflux.sim.runs.library import Simulation as Simulation
-    from afflux.sim.runs.library import replay as replay
     from afflux.sim.runs.library import resume as resume
     from afflux.sim.workload.evaluation import classification as classification
     from afflux.sim.workload.metrics import Metric as Metric
@@ -31,7 +30,7 @@ _MODULES = {
     "papers.grid": ("tune",),
     "results.audit_log": ("read_audit_log",),
     "results.simulation_results": ("read_results",),
-    "runs.library": ("Simulation", "replay", "resume"),
+    "runs.library": ("Simulation", "resume"),
     "workload.evaluation": ("classification",),
     "workload.metrics": ("Metric",),
     "workload.task": ("Task", "fedprox", "partitioned", "scaffold", "sgd"),

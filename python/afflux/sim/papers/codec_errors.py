@@ -1,4 +1,4 @@
-"""The errors of each codec's rows, on random vectors and on the kept updates of a run.
+"""The errors of each codec's rows, on random vectors and on the updates of a run.
 
 error     E|Q(x) - x|^2 / |x|^2
 mean      N |mean_i (Q_i(x_i) - x_i)|^2 / mean_i |Q_i(x_i) - x_i|^2 over N = 100 rows: 1 where errors are unbiased and
@@ -6,7 +6,8 @@ mean      N |mean_i (Q_i(x_i) - x_i)|^2 / mean_i |Q_i(x_i) - x_i|^2 over N = 100
           with one vector x in all rows (keys differ), the hardest case, and with the updates of a run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,23 @@ from afflux import __version__, ops
 from afflux.aggregation.cache.table import row_key
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
-from afflux.ops.errors import ConfigError
+from afflux.ops.validation import known
+from afflux.rules.specs import parse_rule
+from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.errors import require
 from afflux.sim.papers.publishing import Page, markdown_table
 from afflux.sim.papers.table_pages import CODEC_MARKERS, codec_style
+from afflux.sim.runs.event_loop import SimulatedServer, StreamEvent, TrainingStream, feed_servers
+from afflux.sim.runs.run_record import UpdateEvent
+from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.workload.config import SimConfig
 
 SIZE, DRAWS, ROWS = 200_000, 5, 100
 CODECS = codecs.ROUNDING
 SAME = "{}, one vector"
+#: The runs whose updates are measured, by name: the demo's CNN and WKAFL's, and their rule.
+RUNS = {"digits": SimConfig(), "mnist": SimConfig(data="mnist", model="wkafl-cnn", arrivals=200)}
+RULE = "ca2fl:server_lr=0.6"
 
 
 def random_vectors(seed: int) -> dict[str, np.ndarray]:
@@ -39,25 +49,26 @@ def random_vectors(seed: int) -> dict[str, np.ndarray]:
     return {name: vector.astype(np.float32) for name, vector in vectors.items()}
 
 
-def read_named_updates(text: str) -> tuple[str, np.ndarray]:
-    """Read `NAME=FILE`: at most ROWS updates (n, d) of a file of `--keep-updates`, evenly over the run.
+def updates_of_run(config: SimConfig) -> np.ndarray:
+    """Return ROWS updates (ROWS, d) float32 of a run of CA2FL, evenly over its arrivals.
 
     Raises:
-        ConfigError: there is no such file, or it does not hold float32 rows that are finite and not 0.
+        ConfigError: the data are missing.
     """
-    name, equals, path = text.partition("=")
-    if not (name and equals and path):
-        raise ConfigError(f"updates are given as NAME=FILE, not {text!r}")
-    try:
-        updates = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    if updates.ndim != 2 or updates.dtype != np.float32 or not updates.size:
-        raise ConfigError(f"{path} holds {updates.dtype} of shape {updates.shape}, not float32 updates of shape (n, d)")
-    chosen = np.array(updates[np.unique(np.linspace(0, len(updates) - 1, ROWS).astype(int))])
-    if not np.isfinite(chosen).all() or not chosen.any(axis=1).all():
-        raise ConfigError(f"{path} holds updates that are 0 or not finite")
-    return name, chosen
+    numbers = set(np.linspace(0, config.arrivals - 1, ROWS).astype(int).tolist())
+    updates = []
+
+    def observe(events: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
+        for event in events:
+            if isinstance(event, UpdateEvent) and event.number in numbers:
+                updates.append(event.trained.update.copy())
+            yield event
+
+    with reproducible_libraries():
+        setup = SimulationSetup(config, 0)
+        leader = SimulatedServer(parse_rule(RULE), setup)
+        feed_servers(observe(TrainingStream(setup, leader).events()), [leader], None)
+    return np.array(updates)
 
 
 def encode_and_decode(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> Iterator[np.ndarray]:
@@ -103,14 +114,12 @@ def measure_codec(codec: Codec, kinds: Mapping[str, np.ndarray], seed: int) -> d
     return {"codec": codec.name, "bits": 8 * codec.row_bytes(2**20) / 2**20, "error": errors, "mean": means}
 
 
-def make_page(updates: Sequence[str] = (), seed: int = 0) -> Page:
-    """Measure all codecs on drawn vectors and on the updates of `NAME=FILE`s."""
+def make_page(updates: Sequence[str] = (), seed: int = 0, data_dir: str | None = None) -> Page:
+    """Measure all codecs on drawn vectors and on the updates of some of RUNS; raise ConfigError for another name."""
     require("matplotlib")
-    kinds = random_vectors(seed)
-    for name, vectors in map(read_named_updates, updates):
-        if name in kinds:
-            raise ConfigError(f"there are two kinds of vectors named {name}")
-        kinds[name] = vectors
+    for name in updates:
+        known("updates", name, RUNS)
+    kinds = random_vectors(seed) | {name: updates_of_run(replace(RUNS[name], data_dir=data_dir)) for name in updates}
     content = {
         "source": __doc__,
         "afflux": __version__,

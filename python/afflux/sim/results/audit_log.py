@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from afflux.aggregation.reports import Report
@@ -23,7 +22,6 @@ from afflux.ops.errors import ConfigError
 from afflux.ops.validation import brief, known
 from afflux.rules import RULES
 from afflux.rules.specs import JsonScalar, RuleSpec, parse_rule
-from afflux.sim.results.updates_file import read_updates, truncate_file
 from afflux.sim.workload.availability import Fate
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
@@ -40,8 +38,6 @@ Label = Annotated[
 ]  #: text that is printed: no control characters
 ShortText = Annotated[str, Meta(pattern=r"^[\w.+ -]{1,60}\Z")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-#: The name of a file in the folder of the log.
-FileName = Annotated[str, Meta(pattern=r"^[\w.=+-]+\.npy\Z", max_length=255)]
 
 #: The most bytes of a line.
 MOST_LINE_BYTES = 64 << 20
@@ -67,7 +63,6 @@ class Header(_Line, frozen=True, tag="header"):
     num_clients: Positive  #: number of clients that hold data
     client_lr: float
     leader: Label  #: label of the rule from whose params the clients trained
-    updates: FileName | None  #: file of the kept updates, beside the log
     first_params_sha256: str
     config: dict[str, JsonScalar]  #: the fields of SimConfig, some only if they are not the default
     #: SHA-256 of the user's files, with the modules beside them: of the rule's as `rule`, of the task's as `task`
@@ -149,7 +144,6 @@ class ArrivalLine(_Line, frozen=True, tag="arrival"):
     steps: Count  #: 0: the training has raised
     status: str
     time: float  #: virtual time of the arrival
-    update: Annotated[int, Meta(ge=0)] | None  #: row of its update in the kept updates
     reason: Label | msgspec.UnsetType = msgspec.UNSET  #: of a faulty arrival
     dispatched: float | msgspec.UnsetType = msgspec.UNSET  #: virtual time of the dispatch, if clients come and go
 
@@ -207,21 +201,6 @@ class AuditLog:
     end: EndLine | None  #: None: the run was interrupted
     dropouts: tuple[DropoutLine, ...] = ()
 
-    @property
-    def planned(self) -> int:
-        """The number of arrivals of the complete run, or the most that it could have had."""
-        return self.header.settings(self.path).arrivals if self.end is None else self.end.arrivals
-
-    def spec(self) -> RuleSpec:
-        """Return the rule with its options; raise ConfigError if this afflux does not have them."""
-        return self.header.rule_spec(self.path)
-
-    def updates(self) -> np.ndarray:
-        """Return the complete kept updates, (n, d) float32, mapped; raise ConfigError if the run kept none."""
-        if self.header.updates is None:
-            raise ConfigError(f"{self.path} has no updates: make the run with --keep-updates")
-        return read_updates(self.path.parent / self.header.updates, self.header.d)
-
 
 def _code_error(path: Path, what: str, name: str) -> ConfigError:
     return ConfigError(
@@ -236,10 +215,9 @@ def _function(name: str) -> str:
 
 
 class AuditOutput(NamedTuple):
-    """The output of a run: where the audit log is written, and whether the updates are written too."""
+    """The output of a run: where the audit log is written, and what else."""
 
     folder: Path  #: must exist
-    updates: bool = False  #: write the update vectors beside the log, 4 d bytes an arrival
     save_every: int = 0  #: arrivals between two models that are saved; 0: only the last one
     tensorboard: bool = False  #: write TensorBoard's event files
 
@@ -305,6 +283,21 @@ class AuditLogWriter(AbstractContextManager["AuditLogWriter"]):
     def __exit__(self, *error: object) -> None:
         """Close the file."""
         self._file.close()
+
+
+def truncate_file(path: Path, size: int) -> None:
+    """Truncate a file to its first `size` bytes.
+
+    Raises:
+        ConfigError: the file has fewer bytes, or is no regular file: a link is not followed.
+    """
+    try:
+        with opened(path, os.O_RDWR) as descriptor:
+            if os.fstat(descriptor).st_size < size:
+                raise ConfigError(f"{path} is shorter than the {size} bytes of the checkpoint")
+            os.ftruncate(descriptor, size)
+    except OSError as error:
+        raise ConfigError(f"cannot continue {path}: {error.strerror}") from error
 
 
 def read_audit_log(path: Path | str) -> AuditLog:

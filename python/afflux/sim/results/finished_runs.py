@@ -21,11 +21,10 @@ from afflux.ops.errors import ConfigError
 from afflux.rules.files import code_digests
 from afflux.rules.specs import RuleSpec
 from afflux.sim.errors import DivergedError, ProcessKilledError, TrainingError
-from afflux.sim.results.audit_log import FOLDER, Count, file_stem, read_audit_log
+from afflux.sim.results.audit_log import FOLDER, Count, file_stem, read_audit_log, truncate_file
 from afflux.sim.results.model_file import FOLDER as MODELS
 from afflux.sim.results.run_history import RunHistory
 from afflux.sim.results.run_result import ClientEvaluation, Evaluation, RunResult, evaluation_reader
-from afflux.sim.results.updates_file import truncate_file
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.inputs import package_versions, refuse_other_inputs
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
@@ -47,7 +46,6 @@ class Job(NamedTuple):
     followers: tuple[RuleSpec, ...] = ()
     config: SimConfig | None = None  #: Settings of this job; None: those of all jobs.
     may_diverge: bool = False  #: Whether the first client that diverges ends the job.
-    log: str = ""  #: SHA-256 of the audit log that is replayed; empty: the clients train.
     #: In which an interrupted run is kept, and goes on, until it has ended; None: the same command makes it again.
     folder: Path | None = None
 
@@ -233,7 +231,6 @@ def _identity(job: Job) -> dict[str, Any]:
     code = code_digests(job.spec.name, *(str(config.get(name, "")) for name in ("task", "selection")))
     for rule in job.followers:
         code |= {f"rule {rule.label}": digest for digest in code_digests(rule.name, "").values()}
-    code |= {"log": job.log} if job.log else {}
     return facts | ({"code": code} if code else {})
 
 

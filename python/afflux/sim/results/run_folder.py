@@ -1,6 +1,5 @@
 """The run folder: settings, tables and pictures of the results; audit/ beside them."""
 
-import logging
 import platform
 import re
 import shutil
@@ -15,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from afflux.ops.errors import ConfigError, StoreError, UnavailableError
-from afflux.ops.units import in_bytes
-from afflux.ops.validation import printable
 from afflux.sim.errors import errors_of_writing, require
 from afflux.sim.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
 from afflux.sim.results.finished_runs import (
@@ -51,8 +48,6 @@ FOLDERS = {FOLDER, TENSORBOARD, MODELS}
 PACKAGES = ("matplotlib", "pandas", "jinja2", "safetensors", "sklearn")
 #: File beside the logs of a run with a store: an id that no other store can know. A forged store may name any folder.
 RUN_ID = "run_id.txt"
-_LOGGER = logging.getLogger("afflux")
-ANNOUNCE_ABOVE = 1e9  #: bytes of kept updates from which their size is announced
 
 
 @contextmanager
@@ -93,7 +88,7 @@ def open_run_folder(
     folder holds and how to go on; the folder is removed if nothing has arrived.
 
     Args:
-        jobs: the runs, with their settings; or a replay.
+        jobs: the runs, with their settings.
         config: the settings for tables.
         output: what the runs write; the run folder around it is new or empty, or that of a command which had no other
             runs than `jobs`, however it has ended.
@@ -140,7 +135,7 @@ def _is_run_folder(folder: Path) -> bool:
 
 def _continued(folder: Path, jobs: Sequence[Job], output: AuditOutput, resumes: bool) -> FinishedRuns:
     """Return the finished runs of a folder; raise ConfigError if it has runs of another command."""
-    path, more = folder / FILE, {"keep_updates": output.updates, "save_every": output.save_every}
+    path, more = folder / FILE, {"save_every": output.save_every}
     lines = all_lines([path])
     more_facts = partial(result_facts, {"output": more})
     if resumes:  # the store has the command; a rule or task file may have moved
@@ -160,7 +155,7 @@ def remove_run_files(folder: Path, jobs: Sequence[Job]) -> None:
     """Remove the files of some runs; raise ConfigError if one cannot be removed, or is a folder."""
     for stem in (file_stem(spec.label, job.seed) for job in jobs for spec in (job.spec, *job.followers)):
         for path in (*(folder / FOLDER).glob("*"), *(folder / MODELS).glob("*")):
-            if re.fullmatch(rf"{re.escape(stem)}(-\d+)?\.(jsonl|updates\.npy|safetensors(\.new)?)", path.name):
+            if re.fullmatch(rf"{re.escape(stem)}(-\d+)?\.(jsonl|safetensors(\.new)?)", path.name):
                 with errors_of_writing(path):
                     path.unlink()
         shutil.rmtree(folder / TENSORBOARD / stem, ignore_errors=True)
@@ -195,15 +190,6 @@ def create_run_folder(out: Path | None) -> Path:
     return folder
 
 
-def announce_updates(folder: Path, size: int) -> None:
-    """Log the size of the kept updates in bytes if it is large; raise ConfigError if the disk has too little space."""
-    free = shutil.disk_usage(folder).free
-    if size > free:
-        raise ConfigError(f"the updates take {in_bytes(size)}, but {folder} has {in_bytes(free)} free")
-    if size > ANNOUNCE_ABOVE:
-        _LOGGER.warning("the updates will take %s in %s/%s", in_bytes(size), printable(str(folder)), FOLDER)
-
-
 def remove_empty_logs(folder: Path) -> bool:
     """Remove logs without an arrival, then empty folders; return whether the run folder still exists."""
     for log in (folder / FOLDER).glob("*.jsonl"):
@@ -211,7 +197,6 @@ def remove_empty_logs(folder: Path) -> bool:
             empty = len(list(islice(file, 2))) < 2
         if empty:
             log.unlink()
-            log.with_suffix(".updates.npy").unlink(missing_ok=True)
     # Fails for a folder that is not empty. An empty one is removed, so that the next run can use the same --out.
     with suppress(OSError):
         (folder / FOLDER).rmdir()

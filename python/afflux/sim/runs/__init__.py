@@ -1,1 +1,1 @@
-"""Simulated runs: one, several over one stream of updates, resumed, replayed, in parallel."""
+"""Simulated runs: one, several over one stream of updates, resumed, in parallel."""

@@ -1,7 +1,7 @@
 """The rounds of a run, from top to bottom: clients pull models, train and push; the servers step and evaluate.
 
 `TrainingStream.events` makes the events: dispatches, and updates of clients that train from the params of one rule.
-`feed_servers` passes them to the server of each rule. A replay passes the events of a log in their place.
+`feed_servers` passes them to the server of each rule.
 """
 
 import logging
@@ -333,8 +333,6 @@ class SimulatedServer:
                 raise, or too many arrivals are faulty for the run to go on.
         """
         start, config, trained = self.pulled.pop(event.sequence), self._setup.config, event.trained
-        if self.record.updates is not None:  # before the log names the update
-            self.record.updates.append(trained.update)
         receipt = self.server.push(
             client=event.client,
             version=start,

@@ -2,8 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,7 @@ from afflux.rules.specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
 from afflux.sim.clients.training import with_settings
 from afflux.sim.errors import require
 from afflux.sim.results import audit_log, run_folder
-from afflux.sim.results.audit_log import AuditLog, AuditOutput, read_audit_log
+from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import Job, Runs, check_inputs
 from afflux.sim.results.run_history import JobProgress, OnEvaluation
 from afflux.sim.results.simulation_results import SimulationResults
@@ -24,9 +22,8 @@ from afflux.sim.results.tensorboard import FOLDER, event_files, require_tensorbo
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.runs.run_checkpoint import CHECKPOINT_SECONDS, InterruptedRun, StoredRun, interrupted_run
 from afflux.sim.runs.setup import checked_settings, inputs_of_jobs, num_parameters, refuse_pair
-from afflux.sim.runs.simulation import replay_config, replay_updates
 from afflux.sim.runs.workers import Workers
-from afflux.sim.workload.config import MADE_IN_PYTHON, UNLIMITED, SimConfig, unlimit_arrivals
+from afflux.sim.workload.config import MADE_IN_PYTHON, SimConfig, unlimit_arrivals
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
 from afflux.sim.workload.ignored_settings import SETTINGS, refuse_ignored_settings, unread_by_rules
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
@@ -218,7 +215,6 @@ class Simulation:
         out: Path | str | None = None,
         store: Path | str | None = None,
         checkpoint_every: float = CHECKPOINT_SECONDS,
-        keep_updates: bool = False,
         tensorboard: bool = False,
         save_every: int = 0,
         watch: JobProgress | None = None,
@@ -242,7 +238,6 @@ class Simulation:
                 needs to continue the run after an interruption. Needs `out`.
             checkpoint_every: seconds between two checkpoints in the store; 0: after every event. Ctrl-C and SIGTERM
                 make one, too.
-            keep_updates: whether all updates are kept in files beside the logs, 4 d bytes each, for `replay`.
             tensorboard: whether TensorBoard's event files are written during the runs.
             save_every: if not 0: the model is saved after each so many arrivals, beside that of the end.
             watch: called with (index of the run, its progress); may raise an exception to stop.
@@ -264,7 +259,7 @@ class Simulation:
         options: dict[str, Any] = {"processes": processes, "workers": workers, "watch": watch}
         options["on_evaluation"] = on_evaluation
         if out is None:
-            given = {"keep_updates": keep_updates, "tensorboard": tensorboard, "store": store, "save_every": save_every}
+            given = {"tensorboard": tensorboard, "store": store, "save_every": save_every}
             for name, value in given.items():
                 if value not in (False, None):
                     raise ConfigError(f"{name} needs out=, a folder")
@@ -272,7 +267,7 @@ class Simulation:
             compare(self.jobs, self.config, task=self.task, finished=finished, **options)
             return SimulationResults.of_runs(finished, self.config)
         _require_packages(tensorboard)
-        output = AuditOutput(Path(out) / audit_log.FOLDER, keep_updates, save_every, tensorboard)
+        output = AuditOutput(Path(out) / audit_log.FOLDER, save_every, tensorboard)
         if store is not None:
             if len(self.jobs) != 1 or self.jobs[0].followers:
                 raise ConfigError("a store is for one rule and one seed")
@@ -376,9 +371,6 @@ def run_in_folder(
         if ended := finished.lines:
             inputs = inputs_of_jobs([jobs[index] for index in ended], config, task)
             check_inputs(str(folder), ended, dict(zip(ended, inputs, strict=True)))
-        if output.updates and config.arrivals < UNLIMITED and not resumes:
-            size = 4 * num_parameters(config, task) * config.arrivals * (len(jobs) - len(ended))
-            run_folder.announce_updates(folder, size)
         options |= {"output": output, "task": task, "finished": finished, "on_evaluation": track, "store": store}
         try:
             compare(jobs, config, **options)
@@ -387,57 +379,6 @@ def run_in_folder(
                 error.add_note(f"continue with: {_resuming(store.path, jobs[0].spec, config)}")
             raise
         return SimulationResults.of_runs(finished, config).write(folder)
-
-
-def replay(
-    log: "Path | str | AuditLog",
-    rules: Rules = (),
-    *,
-    buffer_size: int = BUFFER_SIZE,
-    task: Task | str | None = None,
-    data_dir: str | None = None,
-    out: Path | str | None = None,
-    watch: JobProgress | None = None,
-) -> SimulationResults:
-    """Push the kept updates of a run to other rules, at the times of its audit log: only the aggregation differs.
-
-    A client that was dispatched after k arrivals pulls each rule's version as of k arrivals. The log's own rule gives
-    the log's own bits.
-
-    Args:
-        log: the audit log of a run with `keep_updates`.
-        rules: see `Simulation`; default the log's own.
-        buffer_size: see `Simulation`.
-        task: the task, if it was made in Python (`Simulation.task`); or FILE.py:FUNCTION, which is executed only if it
-            is named here.
-        data_dir: folder of the data, if it is not the log's.
-        out: a folder for the results, new or that of the same replay; default: nothing is written.
-        watch: see `Simulation.run`.
-
-    Returns:
-        One result for each rule.
-
-    Raises:
-        ConfigError: a bad log, or one without updates; data or initial params are not those of the log; or the model
-            has buffers.
-    """
-    log = log if isinstance(log, AuditLog) else read_audit_log(log)
-    specs = read_rules(rules, {"buffer_size": buffer_size}) or [log.spec()]
-    config = replay_config(log, data_dir, task if isinstance(task, str) else None)
-    if (missing := log.planned - config.arrivals) > 0:
-        lacks = f": it lacks {missing} of {log.planned} arrivals" if log.planned < UNLIMITED else ""
-        _LOGGER.warning("%s", printable(f"{log.path} was cut off{lacks}"))
-    own = task if isinstance(task, Task) else None
-    make = partial(replay_updates, log, specs, config, None if watch is None else partial(watch, 0))
-    if out is None:
-        return SimulationResults(make(None, own), config)
-    _require_packages(False)
-    output, digest = AuditOutput(Path(out) / audit_log.FOLDER), sha256(log.path.read_bytes()).hexdigest()
-    job = Job(specs[0], log.header.seed, tuple(specs[1:]), config, log=digest)
-    with run_folder.open_run_folder([job], config, output) as finished:
-        if 0 not in finished:
-            finished[0] = make(output, own)
-        return SimulationResults.of_runs(finished, config).write(Path(out))
 
 
 def _resuming(store: Path, spec: RuleSpec, config: SimConfig) -> str:

@@ -106,13 +106,11 @@ class InterruptedRun:
             raise ConfigError(f"{path} holds a run that is damaged: {error}") from None
         audit = Path(checkpoint.audit) if folder is None else folder / audit_log.FOLDER
         self.path, self.notes = path, checkpoint
-        #: the files of its log and updates, and what else the run writes
-        self.output = AuditOutput(audit, header.updates is not None, checkpoint.save_every, checkpoint.tensorboard)
+        #: the file of its log, and what else the run writes
+        self.output = AuditOutput(audit, checkpoint.save_every, checkpoint.tensorboard)
         self.config = header.sim_config(path, *named)
         self.spec = header.rule_spec(path, typed)
-        stem = audit / audit_log.file_stem(self.spec.label, header.seed)
-        #: Its audit log, and the file of the kept updates, which exists only if the run keeps them.
-        self.log, self.updates = (Path(f"{stem}{suffix}") for suffix in (".jsonl", ".updates.npy"))
+        self.log = audit / f"{audit_log.file_stem(self.spec.label, header.seed)}.jsonl"  #: Its audit log.
         self._check_run_id(Path(checkpoint.audit).parent, folder)
         self.check_run_folder()
 
@@ -160,7 +158,7 @@ class InterruptedRun:
         if not self.log.is_file():  # before the first arrival
             store = self.path.resolve()
             audit = self.output.folder.resolve()
-            run_paths = {store, *store.parents, audit, audit / RUN_ID, self.updates.resolve()}
+            run_paths = {store, *store.parents, audit, audit / RUN_ID}
             run_paths |= {audit.parent / FILE, audit.parent / LOCK}
             found = (*folder.glob("*"), *self.output.folder.glob("*"))
             if folder.is_file() or any(path.resolve() not in run_paths for path in found):

@@ -21,7 +21,6 @@ from afflux.sim.results import audit_log
 from afflux.sim.results.model_file import FOLDER, constants_sha256, write_model
 from afflux.sim.results.run_history import OnEvaluation, RunHistory, TrackedRun
 from afflux.sim.results.run_result import Evaluation, RunResult, params_sha256
-from afflux.sim.results.updates_file import UpdatesFile
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.ignored_settings import unread_by_rules
 from afflux.sim.workload.inputs import package_versions
@@ -56,7 +55,6 @@ class RunRecord:
         self.sum_of_staleness = sum(history.staleness)
         self.log: audit_log.AuditLogWriter | None = None
         self.on_evaluation: OnEvaluation | None = None
-        self.updates: UpdatesFile | None = None
         self._setup, self._leader, self._server, self._history = setup, leader, server, history
         self._resumed_after = len(history.staleness)
         self._round_sums: dict[str, float] = {}
@@ -69,19 +67,13 @@ class RunRecord:
         """Open the files of the record; `files` closes them.
 
         Args:
-            output: the folders. The updates are kept beside the log of the rule from whose params the clients train.
+            output: the folders.
             files: see above.
             header: of the log that is continued; None: a new one.
             size: bytes after which the log is continued; 0: a new one.
         """
-        seed, arrivals = self._setup.seed, len(self._history.staleness)
-        labels = self.spec.label, self._leader or self.spec.label
-        stem, leader = (audit_log.file_stem(label, seed) for label in labels)
-        updates = f"{leader}.updates.npy" if output.updates else None
-        if updates is not None and not self._leader:
-            file = UpdatesFile(output.folder / updates, len(self._setup.model.initial_params), arrivals)
-            self.updates = files.enter_context(file)
-        log = audit_log.AuditLogWriter(output.folder / f"{stem}.jsonl", header or self._header(updates), size)
+        stem = audit_log.file_stem(self.spec.label, self._setup.seed)
+        log = audit_log.AuditLogWriter(output.folder / f"{stem}.jsonl", header or self._header(), size)
         self.log = files.enter_context(log)
         self._models, self._save_every = output.folder.parent / FOLDER / stem, output.save_every
 
@@ -114,7 +106,6 @@ class RunRecord:
                 loss=event.trained.loss,
                 steps=event.trained.steps,
                 status=receipt.status,
-                update=event.number if log.header.updates is not None else None,
                 reason=fault or msgspec.UNSET,
             )
             log.write(line)
@@ -241,8 +232,8 @@ class RunRecord:
             self.log.write(audit_log.EndLine(len(history.staleness), server.version, *digests))
         return result
 
-    def _header(self, updates: str | None) -> audit_log.Header:
-        """Return the first line of the log; `updates` names the file of the kept updates."""
+    def _header(self) -> audit_log.Header:
+        """Return the first line of the log."""
         setup, rule = self._setup, self._server.rule
         return audit_log.Header(
             format=audit_log.FORMAT,
@@ -258,7 +249,6 @@ class RunRecord:
             num_clients=len(setup.population.clients),
             client_lr=setup.config.client_lr,
             leader=self._leader or self.spec.label,
-            updates=updates,
             first_params_sha256=params_sha256(setup.model.initial_params),
             config=setup.config.recorded(),
             code=code_digests(self.spec.name, setup.config.task, setup.config.selection) or msgspec.UNSET,

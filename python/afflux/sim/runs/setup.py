@@ -108,7 +108,7 @@ class SimulationSetup:
         self.sample = () if task.evaluate_client is None else _sample(clients, config.fairness_clients, seed)
 
     def refuse_other_inputs(self, path: Path, header: Header) -> None:
-        """Compare the inputs with those of a run that is continued or replayed.
+        """Compare the inputs with those of a run that is continued.
 
         Other versions of packages, and a log without digests, are one line of notice each.
 

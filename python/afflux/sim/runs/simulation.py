@@ -1,33 +1,24 @@
-"""One run: one seed, and one rule, simulated or replayed; other rules may get the same updates."""
+"""One run: one seed, and one rule; other rules may get the same updates."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import takewhile
-from math import nan
 from time import process_time
 
-import numpy as np
-
-from afflux.ops.errors import ConfigError
 from afflux.rules.specs import RuleSpec
 from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_libraries
-from afflux.sim.clients.training import TrainingResult
-from afflux.sim.results.audit_log import ArrivalLine, AuditLog, AuditOutput
+from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import Job
 from afflux.sim.results.run_folder import remove_run_files
 from afflux.sim.results.run_history import OnEvaluation, Progress
 from afflux.sim.results.run_result import RunResult
-from afflux.sim.runs.event_loop import PullEvent, SimulatedServer, TrainingStream, feed_servers
+from afflux.sim.runs.event_loop import SimulatedServer, TrainingStream, feed_servers
 from afflux.sim.runs.processes import killed_processes_as
 from afflux.sim.runs.run_checkpoint import StoredRun
-from afflux.sim.runs.run_record import UpdateEvent
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
-from afflux.sim.workload.config import OF_PRESENCE, SimConfig
-from afflux.sim.workload.selection import BLOCKED
+from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task import Task
 
 
@@ -77,8 +68,6 @@ def simulate(
     killed = "a worker process was killed, or could not be started; the run can be resumed"
     with reproducible_libraries(), killed_processes_as(killed), ExitStack() as files:
         setup = SimulationSetup(config, seed, task, digests=output is not None)
-        if output is not None and output.updates and setup.model.initial_buffers is not None:
-            raise ConfigError("keep_updates: the model has buffers, which kept updates do not hold: there is no replay")
         interrupted = None if store is None else store.interrupted
         if store is not None:
             setup.schedule(specs[0])  # raises for an impossible one before anything is written
@@ -111,88 +100,3 @@ def simulate(
             store.save()
         seconds = process_time() - start
         return [replace(server.result(), seconds=seconds) for server in servers]
-
-
-def complete_arrivals(log: AuditLog) -> tuple[ArrivalLine, ...]:
-    """Return the arrivals whose updates are in the file of updates; raise ConfigError if no updates were kept."""
-    rows = len(log.updates())
-    return tuple(takewhile(lambda line: line.update is not None and line.update < rows, log.arrivals))
-
-
-def replay_config(log: AuditLog, data_dir: str | None = None, task: str | None = None) -> SimConfig:
-    """Return the config with which the log was made, for as many arrivals as can be replayed.
-
-    Args:
-        log: of a run that kept its updates.
-        data_dir: folder of the data, if it is not the log's.
-        task: the setting `task`, if the user has typed it; the file of a task is executed only then.
-
-    Returns:
-        The settings, without another end than the number of arrivals.
-
-    Raises:
-        ConfigError: no complete arrival, or settings that this afflux does not have.
-    """
-    config = log.header.sim_config(log.path, task, log.header.settings(log.path).selection)
-    if not (arrivals := len(complete_arrivals(log))):
-        raise ConfigError(f"{log.path} has no complete arrival")
-    config = replace(config, rounds=0, virtual_time=0.0, stop_at_target=False, compile=False, arrivals=arrivals)
-    # The events are those of the log.
-    unread = OF_PRESENCE if config.selection == BLOCKED else ("selection", *OF_PRESENCE)
-    config = replace(config, **{name: getattr(SimConfig, name) for name in unread})
-    return replace(config, data_dir=data_dir or config.data_dir)
-
-
-def replay_updates(
-    log: AuditLog,
-    specs: Sequence[RuleSpec],
-    config: SimConfig,
-    progress: Progress | None = None,
-    output: AuditOutput | None = None,
-    task: Task | None = None,
-) -> list[RunResult]:
-    """Push the log's updates to all of `specs` in one pass; the log's own rule gives the log's own bits.
-
-    A client that was dispatched after k arrivals pulls each rule's version as of k arrivals. Clients trained from the
-    params of the log's leader: a gradient is -update / (client_lr steps), a model is that version + update.
-
-    Args:
-        log: of a run that kept its updates.
-        specs: the rules.
-        config: `replay_config(log)`.
-        progress: see `simulate`.
-        output: the destination of the rules' own audit logs.
-        task: see `simulate`.
-
-    Returns:
-        One result for each of `specs`.
-
-    Raises:
-        ConfigError: data or initial params are not those of the log, or the model has buffers.
-    """
-    with reproducible_libraries(), ExitStack() as files:
-        setup = SimulationSetup(config, log.header.seed, task, digests=True)
-        if setup.model.initial_buffers is not None:
-            raise ConfigError(f"{log.path}: the model has buffers, which kept updates do not hold")
-        setup.refuse_other_inputs(log.path, log.header)
-        servers = [SimulatedServer(spec, setup, log.header.leader) for spec in specs]
-        if output is not None:
-            for server in servers:
-                server.record.open(output, files)
-        events = recorded_events(complete_arrivals(log), log.updates())
-        feed_servers(events, servers, progress)
-        return [server.result() for server in servers]
-
-
-def recorded_events(arrivals: Sequence[ArrivalLine], updates: np.ndarray) -> Iterator[PullEvent | UpdateEvent]:
-    """Yield the events of a log; a dispatch has the number of its arrival."""
-    starts: defaultdict[int, list[int]] = defaultdict(list)
-    for line in arrivals:
-        starts[line.dispatched_after].append(line.number)
-    for line in arrivals:
-        yield from (PullEvent(sequence, line.number, line.number) for sequence in starts.pop(line.number, ()))
-        loss = nan if line.loss is None and line.status == "faulty" else line.loss
-        update = np.array(updates[line.update], np.float32)
-        trained = TrainingResult(update, line.examples, loss, line.steps, fault=line.reason or "")
-        yield UpdateEvent(line.number, line.number, line.dispatched_after, line.client, line.time, trained)
-        interrupts.raise_if_pending()
