@@ -11,7 +11,7 @@ import pytest
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim.papers.staleness import simulate_staleness
-from afflux.sim.workload.availability import DeviceAvailability, ReadyTimes
+from afflux.sim.workload.availability import Devices, availability_law
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import (
     DELAYS,
@@ -158,9 +158,7 @@ def test_staleness_without_concurrency_and_with_equal_times():
         ("ca2fl:reading=variance", "'variance' is not one of location, scale"),
         ("fadas-large:gamma=1:gamma=2", "delays fadas-large:gamma=1:gamma=2: gamma is given twice"),
         ("device-times", "needs file="),
-        ("device-availability:work=3", "needs file="),
         ("phone-times:work=0", "work is 0.0, must be positive"),
-        ("phone-availability:work=inf", "work is inf, must be positive"),
         ("constant:tied=8", "constant has no options"),
         ("ca2fl-fixed:tied=8", "all clients of this law are alike"),
         ("fadas-large:tied=8-9", "tied is 8-9, must be numbers of classes"),
@@ -300,51 +298,6 @@ def test_a_trace_is_looked_for_in_the_folder_of_the_data(tmp_path, monkeypatch):
     assert draws(DeviceTimes("a.csv"), 1, 1).tolist() == [[7.0]]
 
 
-def test_work_waits_while_a_device_is_not_ready():
-    # Ready at 100 to 110, 130 to 135 and 200 to 220: 35 units of ready time, 120 in all.
-    trace = ReadyTimes(np.array([100.0, 130.0, 200.0]), np.array([110.0, 135.0, 220.0]))
-    assert trace.total == 35
-    assert trace.elapsed(0, 10) == 10, "it ends with the first interval"
-    assert trace.elapsed(0, 10.5) == 30.5
-    assert trace.elapsed(10, 5) == 5, "it begins with the second one"
-    assert trace.elapsed(9, 7) == (200 - 109) + 1
-    assert trace.elapsed(30, 5) == 5, "it ends with the trace"
-    assert trace.elapsed(30, 6) == 6, "the trace begins again"
-    assert trace.elapsed(12, 35) == 120
-    assert trace.elapsed(15, 35) == 55, "the last interval, then the first two"
-    assert trace.elapsed(0, 350) == 1200
-    assert trace.elapsed(0, 71) == 241
-
-
-def test_elapsed_time_by_small_steps():
-    starts = np.array([0.0, 7.0, 11.0])
-    ends = np.array([3.0, 8.0, 16.0])
-    ready = [t for t in range(16) if ((starts <= t) & (t < ends)).any()]
-    trace = ReadyTimes(starts, ends)
-    for begin in range(9):
-        for work in range(1, 40):
-            clock, left = ready[begin], work
-            while left:
-                left -= clock % 16 in ready
-                clock += 1
-            assert trace.elapsed(begin, work) == clock - ready[begin]
-
-
-def test_availability_of_devices(tmp_path):
-    path = tmp_path / "ready.csv"
-    path.write_text("device,start,end\na,10,20\nb,0,1\na,40,50\nc,5,5\na,20,25\n")
-    law = DeviceAvailability(str(path), work=4.0)
-    assert [ReadyTimes(*one).total for one in law.intervals()] == [25, 1]
-    found = draws(law, 2, 3000)
-    found = found[np.argsort(found.max(axis=1))]
-    # b is ready for one unit and begins again at once; a waits for 15 when fewer than 4 are left before 25.
-    assert np.allclose(found[0], 4, rtol=0, atol=1e-12)
-    waits = found[1] > 4.5
-    assert abs(waits.mean() - 4 / 25) < 5 * math.sqrt(4 / 25 * 21 / 25 / 3000)
-    assert np.allclose(found[1][waits], 19, rtol=0, atol=1e-12)
-    assert np.allclose(found[1][~waits], 4, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -360,7 +313,7 @@ def test_damaged_tables_of_intervals(tmp_path, content, message):
     path = tmp_path / "ready.csv"
     path.write_text(content)
     with pytest.raises(ConfigError, match=message):
-        DeviceAvailability(str(path))(1, generator())
+        Devices(str(path))(1, generator())
 
 
 def real(file):
@@ -379,11 +332,4 @@ def test_training_times_of_phones():
 
 def test_phones_that_are_ready():
     real("traces/flash_availability_intervals.csv")
-    law = delay_law("phone-availability:work=600")
-    traces = law.intervals()
-    assert 600 < len(traces) <= 710
-    found = draws(law, len(traces), 5)
-    # Never less than the work; an hour's tenth of work takes most phones as long, and some of them days.
-    assert found.min() >= 600 - 1e-6
-    assert np.median(found) < 3600
-    assert found.max() > 24 * 3600
+    assert 600 < len(availability_law("phones").intervals()) <= 710

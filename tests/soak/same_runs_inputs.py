@@ -53,7 +53,6 @@ RUNS = {
                 "ca2fl-0.5",
                 "ca2fl-fixed",
                 "device-times:file=data/times.csv:time=ms:deviation=std",
-                "device-availability:file=data/ready.csv:start=from:end=to",
             )
         )
     },

@@ -12,11 +12,11 @@ from afflux.sim.papers.comparison import Line, table_page
 from afflux.sim.papers.paper_tables import Cell, Table
 from afflux.sim.papers.publishing import Page, markdown_table
 from afflux.sim.papers.staleness import StalenessSummary, simulate_staleness
-from afflux.sim.results.run_result import RoundTotals
 from afflux.sim.workload.delays import delay_law
 
-#: WKAFL, section 4.1: the bases b of the weights b^-staleness, TWAFL's e/2 among them; w_g; clients, K and iterations.
-BASES, LEAST_WEIGHT = (1.02, 1.05, 1.1, 1.2, e / 2, 2.0), 0.1
+#: WKAFL, section 4.1: the bases b of the weights b^-staleness, TWAFL's e/2 among them; w_g; mu, which has no
+#: value in the paper: an arrival counts as aggregated from the largest weight / mu on; clients, K and iterations.
+BASES, LEAST_WEIGHT, MU = (1.02, 1.05, 1.1, 1.2, e / 2, 2.0), 0.1, 10.0
 SETTING = {"num_clients": 1000, "concurrency": 1000, "buffer_size": 10, "steps": 5000}
 
 
@@ -32,7 +32,7 @@ def weights_page(table: Table, setting: Mapping[str, int] = SETTING) -> Page:
         # Relative to the freshest, so that no weight is 0 but by its own staleness.
         weights = base ** (staleness.min(axis=1, keepdims=True) - staleness)
         weights /= weights.sum(axis=1, keepdims=True)
-        many = (weights >= weights.max(axis=1, keepdims=True) / RoundTotals.AGGREGATED_ABOVE).sum(axis=1)
+        many = (weights >= weights.max(axis=1, keepdims=True) / MU).sum(axis=1)
         large = (weights > LEAST_WEIGHT).sum(axis=1)
         if base == e / 2:
             counts = np.bincount(large, minlength=staleness.shape[1] + 1) / len(large)

@@ -125,10 +125,6 @@ def add_weights(totals: RoundTotals, staleness: list[int], weights: list[float])
     total = sum(weights)
     if not 0 < total < inf:
         return
-    least = max(weights) / totals.AGGREGATED_ABOVE
-    totals.weighted_rounds += 1
-    totals.weighted_staleness += sum(w * late for w, late in zip(weights, staleness, strict=True)) / total
-    totals.aggregated += sum(w >= least for w in weights)
     for weight, late in zip(weights, staleness, strict=True):
         bin_ = late.bit_length()
         while len(totals.bin_counts) <= bin_:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -125,12 +125,6 @@ class Evaluated:
 class RoundTotals(Struct, forbid_unknown_fields=True):
     """Sums over the rounds of a run; weights are those of the report, divided by their sum over the round."""
 
-    #: WKAFL's mu: an arrival counts as aggregated from the round's largest weight / mu on; the paper gives no value.
-    AGGREGATED_ABOVE: ClassVar[float] = 10.0
-
-    weighted_rounds: Count = 0  #: rounds whose weights are not all 0
-    weighted_staleness: float = 0.0  #: sum over these rounds of sum_i p_i tau_i
-    aggregated: Count = 0  #: arrivals of these rounds with p_i >= p_max / mu
     skipped: Count = 0  #: rounds without a step: the rule rejected all arrivals
     rejected: dict[str, Count] = msgspec.field(default_factory=dict)  #: arrivals by reason, numbers replaced by #
     #: Arrivals by staleness: 0, 1, 2-3, 4-7, ...: bin b holds a staleness of b bits.
@@ -296,18 +290,6 @@ class RunResult(Evaluated):
         return float(np.std(late, ddof=1)) if len(late) > 1 else math.nan
 
     @property
-    def weighted_staleness(self) -> float:
-        """WKAFL's tau_ave: mean over rounds of sum_i p_i tau_i, with the weights p divided by their sum."""
-        totals = self.totals
-        return totals.weighted_staleness / totals.weighted_rounds if totals.weighted_rounds else math.nan
-
-    @property
-    def aggregated_per_round(self) -> float:
-        """WKAFL's N_ave: mean over rounds of the number of arrivals with p_i >= p_max / mu, mu = 10."""
-        totals = self.totals
-        return totals.aggregated / totals.weighted_rounds if totals.weighted_rounds else math.nan
-
-    @property
     def rejected_arrivals(self) -> int:
         """Number of arrivals that the rule gave no weight, for any reason."""
         return sum(self.totals.rejected.values())
@@ -387,8 +369,6 @@ NUMBERS = (
     Number("max_staleness", "max staleness, rounds", 0),
     Number("mean_staleness", "mean staleness", 1),
     Number("mean_max_staleness", "mean max staleness", 1),
-    Number("weighted_staleness", "weighted staleness, τ_ave", 2, brief=False),
-    Number("aggregated_per_round", "aggregated arrivals per round, N_ave", 2, brief=False),
     Number("rejected_arrivals", "rejected arrivals", 0, brief=False),
     Number("participating_clients", "clients that took part", 0, brief=False),
     Number("participation_gini", "Gini coefficient of participation", 2, brief=False),

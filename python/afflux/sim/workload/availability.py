@@ -1,6 +1,6 @@
 """When clients are there, and whether they answer: the laws of the settings availability and dropout.
 
-`ReadyTimes` is the only form of an availability. The two delay laws of before the setting use it, too.
+`ReadyTimes` is the only form of an availability.
 """
 
 import math
@@ -89,22 +89,20 @@ def check_finite(law: Any, *options: str) -> None:
 
 
 class ReadyTimes:
-    """The intervals in which one device is ready; after the last one, or after `period`, the trace begins again."""
+    """The intervals in which one device is ready; after `period` the trace begins again."""
 
-    def __init__(self, starts: np.ndarray, ends: np.ndarray, period: float | None = None, begin: float = 0.0) -> None:
+    def __init__(self, starts: np.ndarray, ends: np.ndarray, period: float, begin: float = 0.0) -> None:
         """Make the trace of sorted intervals that do not overlap and are not empty.
 
         Args:
             starts: of the intervals.
             ends: of the intervals.
-            period: after which the trace begins again; None: it lasts from the first start to the last end.
+            period: after which the trace begins again, at least the last end.
             begin: virtual time at which the trace begins.
         """
-        first = starts[0] if period is None else 0.0
-        self._starts, self._ends, self._begin = starts - first, ends - first, begin
+        self._starts, self._ends, self._period, self._begin = starts, ends, period, begin
         self._worked = np.concatenate([[0.0], np.cumsum(ends - starts)])
         self.total = float(self._worked[-1])  #: the time for which the device is ready, in one pass of the trace
-        self._period = float(self._ends[-1]) if period is None else period
 
     def elapsed(self, begin: float, work: float) -> float:
         """Return the time that `work` takes.
@@ -167,8 +165,11 @@ class Diurnal:
 
 
 @dataclass(frozen=True)
-class IntervalFile:
-    """A CSV file with a line for each interval in which a device is ready; each client is one of the devices."""
+class Devices:
+    """Each client is there when its device is ready: one of a CSV file with a line for each interval.
+
+    Virtual time 0 is the first start in the file. After the last end in the file all traces begin again.
+    """
 
     file: str
     device: str = "device"  #: column of the device's name
@@ -198,52 +199,14 @@ class IntervalFile:
             traces.append((starts, ends))
         return traces
 
-    @staticmethod
-    def of_clients(traces: Sequence[ReadyTimes], num_clients: int, rng: np.random.Generator) -> list[ReadyTimes]:
-        """Draw the device of each client, without replacement as long as there are enough, and return its trace."""
-        devices = rng.choice(len(traces), num_clients, replace=num_clients > len(traces))
-        return [traces[device] for device in devices]
-
-
-@dataclass(frozen=True)
-class Devices(IntervalFile):
-    """Each client is there when its device is ready.
-
-    Virtual time 0 is the first start in the file. After the last end in the file all traces begin again.
-    """
-
     def __call__(self, num_clients: int, rng: np.random.Generator) -> Callable[[int], ReadyTimes]:
-        """Read the file and draw the device of each client."""
+        """Read the file and draw the device of each client, without replacement as long as there are enough."""
         intervals = self.intervals()
         first = min(starts[0] for starts, _ in intervals)
         period = float(max(ends[-1] for _, ends in intervals) - first)
         traces = [ReadyTimes(starts - first, ends - first, period) for starts, ends in intervals]
-        return self.of_clients(traces, num_clients, rng).__getitem__
-
-
-@dataclass(frozen=True)
-class DeviceAvailability(IntervalFile):
-    """A delay law: the time, from a random moment at which a device is ready, until the device has been ready for
-    `work` units of time. The running time of a dispatch includes the pauses.
-
-    Logs of before the setting `availability` name this law, which knows no calendar: each dispatch starts at another
-    moment that is uniform over the device's ready time, and a trace begins again after its own last interval.
-    """
-
-    work: float = 60.0  #: ready time that a dispatch needs, in the unit of the file
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError if an option is out of range."""
-        check_positive(self, "work")
-
-    def __call__(self, num_clients: int, rng: np.random.Generator) -> Callable[[int, np.random.Generator], float]:
-        """Read the file and draw the device of each client."""
-        own = self.of_clients([ReadyTimes(*one) for one in self.intervals()], num_clients, rng)
-
-        def delay(client: int, times: np.random.Generator) -> float:
-            return own[client].elapsed(times.uniform(0.0, own[client].total), self.work)
-
-        return delay
+        devices = rng.choice(len(traces), num_clients, replace=num_clients > len(traces))
+        return [traces[device] for device in devices].__getitem__
 
 
 PHONES = {"file": "traces/flash_availability_intervals.csv", "start": "ready_start_s", "end": "ready_end_s"}

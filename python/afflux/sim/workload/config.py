@@ -23,7 +23,7 @@ from afflux.sim.workload.availability import (
     check_range,
     dropout_law,
 )
-from afflux.sim.workload.delays import CURRENT, DELAYS_OF_TASK, delay_law
+from afflux.sim.workload.delays import DELAYS, DELAYS_OF_TASK, delay_law
 from afflux.sim.workload.metrics import Metric
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
 from afflux.sim.workload.selection import selection_law
@@ -204,7 +204,7 @@ class SimConfig:
     stop_at_target: bool = _setting(False, "Stop at the first evaluation that reaches the target.")
     delays: str = _setting(
         "fadas-large",
-        f"Law of the running times: {', '.join(CURRENT)}, with options as in fadas-large:gamma=0.5 "
+        f"Law of the running times: {', '.join(DELAYS)}, with options as in fadas-large:gamma=0.5 "
         "(docs/data.md); task: that of a task of your own, which is the default if it has one.",
     )
     partition: str = _setting("dirichlet", "Partition of the data:", *PARTITIONS)

@@ -1,7 +1,7 @@
 """Laws of the clients' running times: those of the papers, and those of measured traces; the unit is the law's own.
 
 A law has a name and options: `fadas-large:gamma=0.5`. With a trace each client is a device of a CSV file, which has a
-line of column names, then a line of values for each device or interval. Devices are drawn for the clients without
+line of column names, then a line of values for each device. Devices are drawn for the clients without
 replacement as long as there are enough.
 """
 
@@ -15,8 +15,6 @@ from afflux.ops.errors import ConfigError
 from afflux.rules.specs import read_law
 from afflux.sim.data.files import bad_file
 from afflux.sim.workload.availability import (
-    PHONES,
-    DeviceAvailability,
     check_finite,
     check_positive,
     check_range,
@@ -206,14 +204,8 @@ DELAYS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
     "ca2fl-0.5": (HalfNormalDelays, {"upper": 0.5}),
     "ca2fl-fixed": (HalfNormalDelays, {"s": 5.0}),
     "device-times": (DeviceTimes, {}),
-    "device-availability": (DeviceAvailability, {}),
     "phone-times": (DeviceTimes, _PHONE_TIMES),
-    "phone-availability": (DeviceAvailability, PHONES),
 }
-
-
-#: The names for new runs; the others are those of before the setting availability, for the logs that hold them.
-CURRENT = tuple(name for name in DELAYS if not name.endswith("-availability"))
 
 
 def delay_law(text: str) -> DelayLaw:
