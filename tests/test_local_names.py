@@ -55,9 +55,9 @@ def test_the_last_word_makes_a_filler(names):
     assert [names.is_filler(name, fillers) for name in ("found_rows", "is_left", "row")] == [False] * 3
 
 
-def test_a_class_has_one_file(names, tmp_path, monkeypatch):
+def test_a_name_stands_for_one_class_or_type(names, tmp_path, monkeypatch):
     monkeypatch.setattr(names, "ROOT", tmp_path)
-    for name in ("one", "two"):
-        (tmp_path / "python").mkdir(exist_ok=True)
-        (tmp_path / "python" / f"{name}.py").write_text("class Row: pass\nclass Task: pass\n")
-    assert names.classes_in_two_files({"Task": "public"}) == ["class Row is in python/one.py and python/two.py"]
+    (tmp_path / "python").mkdir()
+    for name, own in (("one", "class Row: pass\nSlot = Any"), ("two", "Row = dict\nSlot = Any\nKind = one.Kind")):
+        (tmp_path / "python" / f"{name}.py").write_text(f"{own}\nclass Task: x = {name!r}\n")
+    assert names.types_with_two_meanings({"Task": "public"}) == ["Row is in python/one.py and python/two.py"]

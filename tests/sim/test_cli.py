@@ -392,6 +392,7 @@ def test_ctrl_c_amid_code_made_from_text_is_130_too(tmp_path):
 def test_ctrl_c_before_anything_has_arrived_leaves_nothing(tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "afflux", "compare", "--jobs", "2", "--seeds", "0,1", "--out", str(out)]
+    command += ["--local-steps", "1000000"]  # no client is done before the interrupt
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -15,11 +15,11 @@ from afflux.aggregation.plane import NamedVectors
 from afflux.aggregation.reports import (
     Closed,
     Cut,
-    Decision,
     Entry,
     Fault,
     Handed,
     Join,
+    JoinStatus,
     NewParams,
     Pulled,
     Receipt,
@@ -110,7 +110,7 @@ class Admission(Ledger):
             )
         return client_id, newest + 1 + version, *others
 
-    def status(self, client_id: ClientId, version: int) -> tuple[Decision, int]:
+    def status(self, client_id: ClientId, version: int) -> tuple[JoinStatus, int]:
         """Return the status and the staleness that an arrival would have if it joined now; nothing changes.
 
         Raises:
@@ -126,7 +126,7 @@ class Admission(Ledger):
             self._check_clients(client_id)
         return status, staleness
 
-    def completes(self, status: Decision) -> bool:
+    def completes(self, status: JoinStatus) -> bool:
         """Return whether an arrival with this status makes the round of the buffer."""
         return not self.by_flush and self.fills(status)
 
@@ -168,7 +168,7 @@ class Admission(Ledger):
 
     def record(
         self,
-        status: Decision,
+        status: JoinStatus,
         arrival: PendingArrival,
         prepared: Round | None,
         task: str | None = None,

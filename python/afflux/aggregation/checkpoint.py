@@ -42,7 +42,7 @@ FORMAT = 5
 #: The types in which elements of a slot are saved; bfloat16, which NumPy lacks, as its 16 bits.
 STORED = {"float32": "float32", "float64": "float64", "bfloat16": "uint16"}
 
-Array = npt.NDArray[Any]
+HostArray = npt.NDArray[Any]
 #: The largest number of examples of a push.
 _MOST_EXAMPLES = 2**63 - 1
 
@@ -117,7 +117,7 @@ def _without_nan(number: float) -> float | None:
     return None if number != number else number
 
 
-def save(facts: Mapping[str, Any], state: ServerState, read: Callable[..., Array]) -> dict[str, Any]:
+def save(facts: Mapping[str, Any], state: ServerState, read: Callable[..., HostArray]) -> dict[str, Any]:
     """Return the state as {"meta": facts, "arrays": {name: array}}.
 
     `facts` identify the kind of server. All decided rounds must be complete. `read` is that of the plane.
@@ -148,7 +148,7 @@ def save(facts: Mapping[str, Any], state: ServerState, read: Callable[..., Array
     return {"meta": meta, "arrays": arrays}
 
 
-def _stacked(rows: Sequence[Any], dtype: str, size: int) -> Array:
+def _stacked(rows: Sequence[Any], dtype: str, size: int) -> HostArray:
     out = np.empty((len(rows), size), dtype)
     for i, row in enumerate(rows):
         out[i] = row
@@ -213,7 +213,7 @@ class _Loader:
         total = self._array("total", "float64", shape) if self._added else None
         return Saved(state, self._added, self._raw(), total)
 
-    def _array(self, name: str, dtype: str, shape: tuple[int, ...], finite_rows: Array | None = None) -> Array:
+    def _array(self, name: str, dtype: str, shape: tuple[int, ...], finite_rows: HostArray | None = None) -> HostArray:
         """Return the array of this name. Its values must be finite; with `finite_rows`, only in those rows."""
         if is_masked(self._arrays[name]):
             _fail(f"{name} is a masked array")

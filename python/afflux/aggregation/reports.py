@@ -24,9 +24,9 @@ Params = Any
 #:     empty        the client has trained on no examples (num_examples=0)
 #:     expired      its task is closed, or the base that its conversion needs is no longer held
 #:     faulty       an argument from the client is invalid (faults="record"); see Receipt.reason
-Decision = Literal["joined", "replaced", "superseded", "rejected", "dropped"]
-Status = Literal[Decision, "empty", "expired", "faulty"]
-DECISIONS: tuple[Decision, ...] = get_args(Decision)
+JoinStatus = Literal["joined", "replaced", "superseded", "rejected", "dropped"]
+Status = Literal[JoinStatus, "empty", "expired", "faulty"]
+DECISIONS: tuple[JoinStatus, ...] = get_args(JoinStatus)
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 
@@ -169,7 +169,7 @@ class Join(NamedTuple):
     """One push, and the decision about it."""
 
     number: int  #: Receipt.join
-    status: Decision
+    status: JoinStatus
     client_id: ClientId
     version: int  #: the version that the client pulled
     staleness: int

@@ -6,7 +6,7 @@ import numpy as np
 
 from afflux._engine import SUPERBLOCK
 from afflux.aggregation.cache.rows import RowMemory
-from afflux.aggregation.cache.staging import NewRows, Row
+from afflux.aggregation.cache.staging import EncodedRow, NewRows
 from afflux.aggregation.cache.table import RowPlan
 from afflux.ops.codecs import Codec
 
@@ -26,7 +26,7 @@ def plan_at(plan: RowPlan, codec: Codec, begin: int) -> RowPlan:
     return plan._replace(facts=[facts._replace(key=key_at(codec, facts.key, begin)) for facts in plan.facts])
 
 
-def whole_row(rows: Sequence[Row], codec: Codec, size: int) -> Row:
+def whole_row(rows: Sequence[EncodedRow], codec: Codec, size: int) -> EncodedRow:
     """Return the encoded row of `size` elements whose parts have these encoded rows."""
     pieces, head = [np.asarray(row).view(np.uint8) for row in rows], codec.row_bytes(0)
     whole = np.concatenate([pieces[0][:head], *(piece[head:] for piece in pieces)])
@@ -35,7 +35,7 @@ def whole_row(rows: Sequence[Row], codec: Codec, size: int) -> Row:
     return whole.view(codec.row_dtype)
 
 
-def row_piece(row: Row, codec: Codec, begin: int, size: int) -> Row:
+def row_piece(row: EncodedRow, codec: Codec, begin: int, size: int) -> EncodedRow:
     """Return the encoded row of the part with these elements, from a whole one."""
     codes, bytes_to, head = np.asarray(row).view(np.uint8), codec.row_bytes, codec.row_bytes(0)
     assert begin % SUPERBLOCK == 0  # so that the codes of a part are contiguous
@@ -57,11 +57,11 @@ class ShardedRows(RowMemory):
         self._begins = begins
 
     @property
-    def sum(self) -> Row:
+    def sum(self) -> EncodedRow:
         """The sum of all rows, (d,), a copy."""
         return np.concatenate([part.sum for part in self.parts])
 
-    def row(self, slot: int) -> Row:
+    def row(self, slot: int) -> EncodedRow:
         """Return a copy of the row in a slot, encoded."""
         return whole_row([part.row(slot) for part in self.parts], self.codec, self.size)
 
@@ -70,7 +70,7 @@ class ShardedRows(RowMemory):
         for part, rows in zip(self.parts, new, strict=True):
             part.publish(rows)
 
-    def loaded(self, rows: Iterable[Row], total: Row) -> "ShardedRows":
+    def loaded(self, rows: Iterable[EncodedRow], total: EncodedRow) -> "ShardedRows":
         """Return other rows, with copies of these."""
         rows, codec = [*rows], self.codec
         parts = [

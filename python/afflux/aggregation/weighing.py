@@ -21,7 +21,7 @@ from afflux.ops.validation import brief
 from afflux.rules.rule import Arrivals, Float64, Rule, Weights
 
 
-class Decision(Struct, frozen=True, eq=False):
+class RoundWeights(Struct, frozen=True, eq=False):
     """The rule's decision about a round."""
 
     weights: Weights  #: of all arrivals
@@ -38,7 +38,7 @@ def decide(
     window: tuple[float, ...],
     *,
     removable: bool,
-) -> Decision:
+) -> RoundWeights:
     """Return the weights of all arrivals, clipped, and the step.
 
     If a weight is not finite, or could cause an overflow, its arrival is rejected, and the rule weighs the other
@@ -63,7 +63,7 @@ def decide(
             raise
         return _decide_without(error.reasons, rule, arrivals, vectors, limits, window)
     if limits.clip_norms is None:
-        return Decision(weights, step, None, window)
+        return RoundWeights(weights, step, None, window)
     return _clipped(weights, step, arrivals, limits, window)
 
 
@@ -74,7 +74,7 @@ def _decide_without(
     vectors: RoundVectors | None,
     limits: Limits,
     window: tuple[float, ...],
-) -> Decision:
+) -> RoundWeights:
     """Return the decision after rejecting these arrivals, and those whose weights are then unusable."""
     rejected = {**reasons}
     while places := [i for i in range(len(arrivals)) if i not in rejected]:
@@ -92,7 +92,7 @@ def _decide_without(
     vector_count = len(rule.needs.rule_vectors)
     no_weights = Weights(_NO_NUMBERS, (0.0,) * vector_count, skip=True)
     clips = None if limits.clip_norms is None else _NO_NUMBERS
-    return _expanded(Decision(no_weights, rule.step(arrivals), clips, window), [], rejected)
+    return _expanded(RoundWeights(no_weights, rule.step(arrivals), clips, window), [], rejected)
 
 
 def _decide(rule: Rule, arrivals: Arrivals, limits: Limits) -> tuple[Weights, ops.Step]:
@@ -160,10 +160,10 @@ def _selected(arrivals: Arrivals, places: Sequence[int], vectors: RoundVectors |
 
 def _clipped(
     weights: Weights, step: ops.Step, arrivals: Arrivals, limits: Limits, window: tuple[float, ...]
-) -> Decision:
+) -> RoundWeights:
     """Return the decision with weights, in the direction and in rule vectors, that are clipped by norm."""
     if limits.clip_norms is None:
-        return Decision(weights, step, None, window)
+        return RoundWeights(weights, step, None, window)
     norms = arrivals.measured_norms.tolist()
     clips = frozen(clip_factors(limits.clip_norms, window, norms), np.float64)
     if (clips < 1.0).any():
@@ -172,10 +172,10 @@ def _clipped(
             vector_count = len(following)
             following = frozen(following * np.concatenate([np.ones(vector_count), clips]), np.float64)
         weights = replace(weights, vectors=frozen(weights.vectors * clips, np.float64), next=following)
-    return Decision(weights, step, clips, next_window(window, norms))
+    return RoundWeights(weights, step, clips, next_window(window, norms))
 
 
-def _expanded(decision: Decision, places: Sequence[int], rejected: Mapping[int, str]) -> Decision:
+def _expanded(decision: RoundWeights, places: Sequence[int], rejected: Mapping[int, str]) -> RoundWeights:
     """Return the decision about all arrivals, from that about the arrivals at `places`; the others are rejected."""
     weights, count = decision.weights, len(places) + len(rejected)
 

@@ -107,7 +107,7 @@ class Overwrite(NamedTuple):
 
 
 #: Name, shape, dtype, role and bytes of an array.
-Row = tuple[str, Iterable[int], str | None, Role, int]
+FieldFacts = tuple[str, Iterable[int], str | None, Role, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Alias:
     carried: bool = True  #: whether trees that go out have it; else it is only a name that pushed trees may use
 
 
-def placed(arrays: Iterable[Row], start: int = 0) -> tuple[Field, ...]:
+def placed(arrays: Iterable[FieldFacts], start: int = 0) -> tuple[Field, ...]:
     """Return the fields of arrays that lie one after the other in their vector.
 
     Raises:
@@ -140,7 +140,7 @@ def fields_of(arrays: Mapping[str, Array], roles: Mapping[str, Role]) -> tuple[t
     Raises:
         AffluxError: a parameter or buffer has a dtype that is no real number, or a shape is invalid or too large.
     """
-    rows: dict[Role, list[Row]] = {role: [] for role in ROLES}
+    rows: dict[Role, list[FieldFacts]] = {role: [] for role in ROLES}
     for name, array in arrays.items():
         role = roles[name]
         apart = role in ("constant", "local")
@@ -322,10 +322,10 @@ def to_json(
 
 
 #: The fields of parameters, of statistics, of copied arrays, of constants and local arrays; and the aliases.
-Parts = tuple[tuple[Field, ...], tuple[Field, ...], tuple[Field, ...], tuple[Field, ...], tuple[Alias, ...]]
+LayoutParts = tuple[tuple[Field, ...], tuple[Field, ...], tuple[Field, ...], tuple[Field, ...], tuple[Alias, ...]]
 
 
-def from_json(data: Mapping[str, Any], leaves: list[str]) -> Parts:
+def from_json(data: Mapping[str, Any], leaves: list[str]) -> LayoutParts:
     """Return the parts that `to_json` has converted. `leaves` are the names of its nesting.
 
     Raises:

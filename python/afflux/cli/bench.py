@@ -39,7 +39,7 @@ SHIFT = 0.5
 CODEC = codecs.affine(4)
 
 #: Does the operation once; returns its main output.
-Call = Callable[[], Any]
+Timed = Callable[[], Any]
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Operation:
     name: str
     formula: str
     bytes: int
-    contenders: dict[str, Call]
+    contenders: dict[str, Timed]
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
     def measure(self, repeats: int) -> None:
@@ -109,7 +109,7 @@ class Inputs:
         return 2 * source.nbytes / min(seconds[1:])
 
 
-def in_numpy_and_torch(make: Callable[[Any, Callable[[Any], Any]], Call]) -> dict[str, Call]:
+def in_numpy_and_torch(make: Callable[[Any, Callable[[Any], Any]], Timed]) -> dict[str, Timed]:
     """Return NumPy's contender and, if torch is installed, torch's: the same formula.
 
     `make` gets the library, and a function that returns an array of this library over the memory of NumPy's.
@@ -126,7 +126,7 @@ def ingest(inputs: Inputs) -> Operation:
     """Return the copy of an update, the check that it is finite, and its norm."""
     update, slot = inputs.updates[0], inputs.vector()
 
-    def make(library: Any, of: Callable[[Any], Any]) -> Call:
+    def make(library: Any, of: Callable[[Any], Any]) -> Timed:
         source, target = of(update), of(inputs.vector())
 
         def call() -> float:
@@ -147,7 +147,7 @@ def ingest(inputs: Inputs) -> Operation:
 def gram(inputs: Inputs) -> Operation:
     """Return all inner products of the updates."""
 
-    def make(library: Any, of: Callable[[Any], Any]) -> Call:
+    def make(library: Any, of: Callable[[Any], Any]) -> Timed:
         matrix = of(inputs.updates)
         return lambda: matrix @ matrix.T
 
@@ -163,7 +163,7 @@ def inner(inputs: Inputs) -> Operation:
     def ours() -> Any:
         return ops.inner(vectors, inputs.weights, memory=memory, shift=SHIFT, num_threads=inputs.num_threads).products
 
-    def make(library: Any, of: Callable[[Any], Any]) -> Call:
+    def make(library: Any, of: Callable[[Any], Any]) -> Timed:
         matrix, shift, weights = of(inputs.updates), of(memory), of(inputs.weights.astype(np.float32))
 
         def call() -> Any:
@@ -177,7 +177,7 @@ def inner(inputs: Inputs) -> Operation:
     return Operation("inner", formula, 4 * inputs.d * (inputs.m + 1), {"afflux": ours, **in_numpy_and_torch(make)})
 
 
-def applied(inputs: Inputs, **stages: Any) -> Call:
+def applied(inputs: Inputs, **stages: Any) -> Timed:
     """Return afflux's contender: one pass over the updates."""
     combine = ops.Combine(list(inputs.updates), inputs.weights)
     round = ops.Pass(inputs.params, inputs.out, combine, **stages)
@@ -192,7 +192,7 @@ def applied(inputs: Inputs, **stages: Any) -> Call:
 def fedbuff(inputs: Inputs) -> Operation:
     """Return FedBuff's round."""
 
-    def make(library: Any, of: Callable[[Any], Any]) -> Call:
+    def make(library: Any, of: Callable[[Any], Any]) -> Timed:
         params, updates, weights = of(inputs.params), of(inputs.updates), of(inputs.weights.astype(np.float32))
         return lambda: params + LR * (weights @ updates)
 
@@ -206,7 +206,7 @@ def fadas(inputs: Inputs) -> Operation:
     def moments() -> list[Any]:
         return [inputs.vector(0.01), inputs.vector(1e-4), inputs.vector(1e-4)]
 
-    def make(library: Any, of: Callable[[Any], Any]) -> Call:
+    def make(library: Any, of: Callable[[Any], Any]) -> Timed:
         params, updates, weights = of(inputs.params), of(inputs.updates), of(inputs.weights.astype(np.float32))
         m, v, v_hat = map(of, moments())
 
@@ -229,7 +229,7 @@ def ca2fl(inputs: Inputs) -> Operation:
     """Return CA2FL's round, with float32 rows."""
     clients, first = 10 * inputs.m, 0.01
 
-    def make(library: Any, of: Callable[[Any], Any]) -> Call:
+    def make(library: Any, of: Callable[[Any], Any]) -> Timed:
         params, updates = of(inputs.params), of(inputs.updates)
         rows, h = of(np.full_like(inputs.updates, first)), of(inputs.vector(first * inputs.m / clients))
 

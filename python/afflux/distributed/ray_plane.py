@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from afflux._engine import SUPERBLOCK, Buffer, Pool
 from afflux.aggregation.cache.rows import RowMemory
-from afflux.aggregation.cache.staging import Row
+from afflux.aggregation.cache.staging import EncodedRow
 from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.plane import NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, Vector
 from afflux.aggregation.sharded_plane import ShardedPlane, ShardedRound, ShardPart, Shards, part_of, parts_of
@@ -72,11 +72,11 @@ class RemoteRows(RowMemory):
         return self._plane.connection.settled({self._part: Call(self._handle, name, arguments, {})})[self._part]
 
     @property
-    def sum(self) -> Row:
+    def sum(self) -> EncodedRow:
         """The sum of all rows, a copy."""
         return self._get("sum")
 
-    def row(self, slot: int) -> Row:
+    def row(self, slot: int) -> EncodedRow:
         """Return a copy of the row in a slot, encoded."""
         return self._get("row", slot)
 
@@ -84,7 +84,7 @@ class RemoteRows(RowMemory):
         """Make these rows the current ones. May be repeated."""
         self._plane.remote(self._part).later.append(Call(self._handle, "publish", (new,), {}))
 
-    def loaded(self, rows: Any, total: Row) -> "RemoteRows":
+    def loaded(self, rows: Any, total: EncodedRow) -> "RemoteRows":
         """Return other rows, with copies of these."""
         handle = Handle(self._plane.remote(self._part))
         self._plane.connection.settled({self._part: Call(self._handle, "loaded", ([*rows], total), {}, handle.number)})

@@ -27,7 +27,7 @@ _MOST_EXCLUDED = 60.0
 _MOST_NAMED = 10  # in one warning
 _HOW_TO_NAME = "A client that was restarted may have a new address: client_key= recognizes it"
 #: A function from the addresses of idle clients and a number to at most that number of these addresses.
-Select = Callable[[list[ClientId], int], Iterable[ClientId]]
+ClientSelection = Callable[[list[ClientId], int], Iterable[ClientId]]
 
 
 class _Failures(NamedTuple):
@@ -56,7 +56,7 @@ class Clients:
         self._settings, self._key = settings, key
         self._random = random.Random(settings.seed)
         self.warn: Callable[..., object] = getLogger("afflux").warning
-        self.select: Select | None = None
+        self.select: ClientSelection | None = None
         self._none_selected = False
         self.there: list[ClientId] = []
         self._left_out: dict[ClientId, str] = {}  # reason by address, of connected clients that get no task
@@ -207,7 +207,7 @@ class Clients:
             self._chosen.update(dict.fromkeys(idle, self._looks))
         return idle
 
-    def _selected(self, select: Select, idle: list[ClientId], count: int, waits: bool) -> list[ClientId]:
+    def _selected(self, select: ClientSelection, idle: list[ClientId], count: int, waits: bool) -> list[ClientId]:
         """Return the choice of the user's function."""
         chosen = select(list(idle), count)
         choice = list(chosen) if isinstance(chosen, Iterable) else [chosen]

@@ -30,7 +30,7 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.validation import MOST_COUNT, as_int, brief, zero_dim
 from afflux.rules.rule import EXAMPLES, ClientId, Rule
 
-Arrays = Mapping[str, Any]
+NamedArrays = Mapping[str, Any]
 #: Identifies the reply to an assignment: the id of a message or a task; a client's id, if messages have none.
 Key = int | str
 #: JSON-able metrics of one reply, by name.
@@ -43,7 +43,7 @@ NO_USE = ("faulty", "expired", "empty")
 class Trained(msgspec.Struct, frozen=True):
     """The content of a reply, which may be invalid."""
 
-    arrays: Arrays  #: the arrays of the model, by name
+    arrays: NamedArrays  #: the arrays of the model, by name
     num_examples: Any = None  #: a whole number, or another weight with a fraction; None: unknown
     loss: Any = None  #: anything but a finite number counts as unknown
     client_lr: Any = None  #: None: the learning rate of the settings
@@ -298,7 +298,7 @@ class TrainingRun:
             raise ValueError("the reply lacks client_lr or local_steps, and the settings do not say them")
         return {"client_lr": rate, "local_steps": steps}
 
-    def _buffers_of(self, base: Pulled, delta: Arrays) -> npt.NDArray[np.float64] | None:
+    def _buffers_of(self, base: Pulled, delta: NamedArrays) -> npt.NDArray[np.float64] | None:
         """Return the client's values of the model's buffers, from its differences."""
         layout = self.versions.layout
         for field in layout.constants:

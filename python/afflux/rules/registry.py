@@ -14,7 +14,7 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_text, brief
 
 #: The role of a part: a slot of a rule, a law of a learning rate, or a law of staleness.
-Role = Literal["rule", "weigh", "calibrate", "step", "schedule", "staleness"]
+PartRole = Literal["rule", "weigh", "calibrate", "step", "schedule", "staleness"]
 T = TypeVar("T")
 
 #: The largest depth of parts within parts.
@@ -30,7 +30,7 @@ class Part:
     """A class of parts, and the role of its objects in a rule."""
 
     name: str
-    role: Role
+    role: PartRole
     cls: type[Any]
 
 
@@ -38,7 +38,7 @@ _BY_NAME: dict[str, Part] = {}
 _BY_CLASS: dict[type[Any], Part] = {}
 
 
-def register(name: str, role: Role) -> Callable[[type[T]], type[T]]:
+def register(name: str, role: PartRole) -> Callable[[type[T]], type[T]]:
     """Register a class of parts, so that rules with it can be written to and read from configurations and stores.
 
     Args:
@@ -65,8 +65,10 @@ def register(name: str, role: Role) -> Callable[[type[T]], type[T]]:
     """
     if type(name) is not str or not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
         raise AffluxError(f"[register] name is {brief(name)}, must be in snake_case, such as 'clipped_mean'")
-    if as_text(role) not in get_args(Role):
-        raise AffluxError(f"[register] role is {brief(role)}, must be one of {', '.join(map(repr, get_args(Role)))}")
+    if as_text(role) not in get_args(PartRole):
+        raise AffluxError(
+            f"[register] role is {brief(role)}, must be one of {', '.join(map(repr, get_args(PartRole)))}"
+        )
 
     def add(cls: type[T]) -> type[T]:
         if not isinstance(cls, type) or not is_dataclass(cls):
@@ -84,7 +86,7 @@ def register(name: str, role: Role) -> Callable[[type[T]], type[T]]:
     return add
 
 
-def registered_parts(role: Role | None = None) -> dict[str, Part]:
+def registered_parts(role: PartRole | None = None) -> dict[str, Part]:
     """Return the parts of a role, or all parts, by name."""
     return {name: part for name, part in _BY_NAME.items() if role in (None, part.role)}
 

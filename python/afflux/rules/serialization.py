@@ -19,13 +19,13 @@ from afflux.ops.validation import as_int, as_text, brief, is_function, known_nam
 from afflux.rules.presets import RULES
 from afflux.rules.presets.dialects import DIALECTS, Dialect
 from afflux.rules.presets.framework_names import FRAMEWORK_NAMES, in_our_names
-from afflux.rules.registry import MAX_DEPTH, OWN, PART, WORDS, Role, registered_parts
+from afflux.rules.registry import MAX_DEPTH, OWN, PART, WORDS, PartRole, registered_parts
 from afflux.rules.rule import Calibrate, Optimizer, Rule, Weigh
 from afflux.rules.schedules import LearningRate
 from afflux.rules.staleness import StalenessLaw
 
 #: The annotations of options that are parts: the role of the part, and its name in errors.
-PARTS: Mapping[object, tuple[Role, str]] = {
+PARTS: Mapping[object, tuple[PartRole, str]] = {
     Rule: ("rule", "a rule"),
     Weigh: ("weigh", "a weigh part"),
     Calibrate: ("calibrate", "a calibrate part"),
@@ -153,7 +153,7 @@ def _kinds(annotation: object) -> list[Any]:
     return [Any]
 
 
-def _roles(kinds: list[Any]) -> list[Role]:
+def _roles(kinds: list[Any]) -> list[PartRole]:
     parts = [kind for kind in PARTS if kind is not Rule] if Any in kinds else [kind for kind in kinds if kind in PARTS]
     return [PARTS[kind][0] for kind in parts]
 

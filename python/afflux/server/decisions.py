@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
-from afflux.aggregation.reports import Decision, Fault, Receipt, Report
+from afflux.aggregation.reports import Fault, JoinStatus, Receipt, Report
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Term, Total, term_of
 from afflux.server.pending_push import NoArrival, Ticket
@@ -46,7 +46,7 @@ def arrival_of(
 def receipt_of(
     admission: Admission,
     pulled: int,
-    decision: tuple[Decision, int, int],
+    decision: tuple[JoinStatus, int, int],
     report: Report | None = None,
 ) -> Receipt:
     """Return the receipt of a push.

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.plane import Slot
-from afflux.aggregation.reports import Decision, Opened, Status
+from afflux.aggregation.reports import JoinStatus, Opened, Status
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Term
 from afflux.ops.errors import AffluxError, StoreError
@@ -15,7 +15,7 @@ from afflux.rules.rule import ClientId
 
 #: The decision about an arrival: status, staleness, number of the join, its term if the server accumulates, and the
 #: round that it completes.
-Decided = tuple[Decision, int, int, Term | None, Round | None]
+Decided = tuple[JoinStatus, int, int, Term | None, Round | None]
 
 
 class TaskClosedError(AffluxError):

@@ -11,7 +11,7 @@ from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.frames import clear_stored_frames
 from afflux.aggregation.options import ServerOptions, reads_in_place
-from afflux.aggregation.reports import Decision, Receipt, Report
+from afflux.aggregation.reports import JoinStatus, Receipt, Report
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import Total
 from afflux.arrays.layout import Tree
@@ -208,7 +208,7 @@ class StepBatch:
             total = draft.total or Total.of(aggregator.plane)
         arrival, _ = arrival_of(draft, pushed, staleness, ticket, total)
         draft.record(status, arrival, None, task_id)
-        decision: tuple[Decision, int, int] = status, staleness, arrival.join
+        decision: tuple[JoinStatus, int, int] = status, staleness, arrival.join
         return fills, receipt_of(draft, pushed[1], decision)
 
     def sweep(self, decided: Round | None) -> None:

@@ -99,7 +99,7 @@ class StoreFacts(_Facts, frozen=True):
     repairs: list[RepairEntry]
 
 
-class Rows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class RowSlots(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The slots of the rows that are in use."""
 
     clients: Count
@@ -126,7 +126,7 @@ class StateMeta(_Facts, frozen=True):
     retained_buffers: dict[str, list[float]]
     asked: list[Count]
     norms: Annotated[list[float], Meta(max_length=WINDOW)]
-    rows: Rows | None = None
+    rows: RowSlots | None = None
 
 
 class ArrivalRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

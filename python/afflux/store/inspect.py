@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux.aggregation.cache.rows import decoded_dtype
-from afflux.aggregation.cache.staging import Row
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId
@@ -21,7 +20,7 @@ from afflux.store.files import reason
 from afflux.store.lock import InUseError, Lock
 from afflux.store.metadata import folder_of
 from afflux.store.reader import StoreReader, locked_reader
-from afflux.store.segments import Place
+from afflux.store.segments import Place, Row
 from afflux.store.stored_state import layout_of
 
 

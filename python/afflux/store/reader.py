@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from afflux.aggregation.cache.rows import decoded
-from afflux.aggregation.cache.staging import Row
 from afflux.aggregation.sharded_rows import whole_row
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
@@ -20,7 +19,7 @@ from afflux.store.files import UnreadableError, refuse_irregular
 from afflux.store.index import Index
 from afflux.store.lock import Lock
 from afflux.store.metadata import INDEX, LostMetadataError, Shape, check_group, damage_as_store_error, folder_of
-from afflux.store.segments import Place, Segments
+from afflux.store.segments import Place, Row, Segments
 from afflux.store.shards import parts_in
 
 
@@ -167,7 +166,8 @@ class StoreReader:
     def decoded(self, row: Row) -> Row:
         """Return a row, decoded: (d,) float32 or float64."""
         assert self.codec is not None
-        return decoded(row, self.d, self.codec)
+        vector: Row = decoded(row, self.d, self.codec)
+        return vector
 
     def __enter__(self) -> "StoreReader":
         return self

@@ -23,7 +23,7 @@ from afflux.store.metadata import BACKUP, INDEX, folder_of, write_again
 from afflux.store.reader import StoreReader, locked_reader
 from afflux.store.segments import Place
 
-Progress = Callable[[int, int], None]
+ReadProgress = Callable[[int, int], None]
 """Called with the bytes read so far, and the bytes to read."""
 
 
@@ -58,7 +58,7 @@ class Repair:
 class _Examination:
     """One reading of a whole store, and the problems found."""
 
-    def __init__(self, store: StoreReader, progress: Progress) -> None:
+    def __init__(self, store: StoreReader, progress: ReadProgress) -> None:
         self._store = store
         self._progress = progress
         self._done = 0
@@ -216,7 +216,7 @@ def _norm(vector: npt.NDArray[np.float64]) -> float:
     return largest * float(np.linalg.norm(vector / largest))
 
 
-def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Health:
+def check(path: "str | PathLike[str]", progress: ReadProgress | None = None) -> Health:
     """Read every byte of a store, and verify all checksums, the index, and the sum of the rows.
 
     Args:
@@ -236,7 +236,7 @@ def check(path: "str | PathLike[str]", progress: Progress | None = None) -> Heal
 
 
 def repair(
-    path: "str | PathLike[str]", progress: Progress | None = None, *, agreed: Health | None = None
+    path: "str | PathLike[str]", progress: ReadProgress | None = None, *, agreed: Health | None = None
 ) -> Repair | None:
     """Drop damaged rows and waiting arrivals, and compute the sum again from the sound rows.
 

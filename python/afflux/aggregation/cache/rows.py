@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from afflux import ops
 from afflux._engine import RowCheck
-from afflux.aggregation.cache.staging import NewRows, Row, RowStaging, StagedRow
+from afflux.aggregation.cache.staging import EncodedRow, NewRows, RowStaging, StagedRow
 from afflux.aggregation.cache.table import NO_SLOTS, RowMoves, RowPlan, RowTable, SlotCounts
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import Gpu
@@ -31,8 +31,8 @@ class RowRead(Struct, frozen=True, eq=False):
 class RowMemory(ABC):
     """The memory of rows: encoded rows in numbered slots, and their sum. It knows no clients."""
 
-    sum: Row  #: the sum of all rows, (d,), that the next round updates
-    row: Callable[[int], Row]  #: returns the row in a slot, encoded
+    sum: EncodedRow  #: the sum of all rows, (d,), that the next round updates
+    row: Callable[[int], EncodedRow]  #: returns the row in a slot, encoded
     in_state: bool = True  #: whether the state of a server contains the rows
 
     def __init__(self, size: int, codec: Codec, device: Device = HOST, staging: RowStaging | None = None) -> None:
@@ -46,7 +46,7 @@ class RowMemory(ABC):
     def publish(self, new: Any) -> None:
         """Make these rows, and the sum that the sweep has written, the current ones. May be repeated."""
 
-    def loaded(self, rows: Iterable[Row], total: Row) -> "RowMemory":
+    def loaded(self, rows: Iterable[EncodedRow], total: EncodedRow) -> "RowMemory":
         """Return other memory, with copies of these rows, in the first slots, and of their sum."""
         raise NotImplementedError
 
@@ -55,10 +55,10 @@ class LocalRows(RowMemory):
     """The memory of rows in this process: a round reads and writes it."""
 
     @abstractmethod
-    def _empty(self, slot: int) -> Row:
+    def _empty(self, slot: int) -> EncodedRow:
         """Return memory for a new row of a slot."""
 
-    def _spare_sum(self) -> Row | None:
+    def _spare_sum(self) -> EncodedRow | None:
         """Return the memory to which a sweep writes the sum; None: the sweep updates it in place."""
         return None
 
@@ -73,12 +73,12 @@ class LocalRows(RowMemory):
         """
         how, reads, writes = plan.how, plan.reads, plan.writes
         row = self.row
-        old: dict[Any, Row] = {slot: row(slot) for slot in reads if slot is not None}
+        old: dict[Any, EncodedRow] = {slot: row(slot) for slot in reads if slot is not None}
         new = NewRows({slot: old[slot] if slot in old else self._empty(slot) for slot in writes if slot is not None})
         new.sum_out = self._spare_sum() if new else None
         if self.staging is not None:
             old = self.staging.uploaded_rows(reads, writes, old, new)
-        written: dict[Any, Row] = new.staged or new
+        written: dict[Any, EncodedRow] = new.staged or new
         rows, replaced = [*map(old.get, reads)], [*map(written.get, writes)]  # None for None
         stage = CachedDifference if how.direction == "difference" else CachedMean
         how_rows = self.codec, plan.facts, how.quantize_direction
@@ -93,16 +93,16 @@ class MemoryRows(LocalRows):
         staging = RowStaging(device, pinned=True) if pinned and isinstance(device, Gpu) else None
         super().__init__(size, codec, device, staging)
         self.sum = device.full(size, 0.0, "float64")
-        self._rows: list[Row] = []  # by slot
+        self._rows: list[EncodedRow] = []  # by slot
         self.row = self._rows.__getitem__
 
-    def _empty(self, slot: int) -> Row:
+    def _empty(self, slot: int) -> EncodedRow:
         if slot < len(self._rows):  # it has become free
             return self._rows[slot]
         empty = self.device.empty if self.staging is None else self.staging.device.pinned
         return empty(self.codec.row_size(self.size), self.codec.row_dtype)
 
-    def loaded(self, rows: Iterable[Row], total: Row) -> "MemoryRows":
+    def loaded(self, rows: Iterable[EncodedRow], total: EncodedRow) -> "MemoryRows":
         """Return other memory, with copies of these rows, in the first slots, and of their sum."""
         other = MemoryRows(self.size, self.codec, self.device, pinned=self.staging is not None)
         self.device.fill(other.sum, total)
@@ -129,17 +129,17 @@ class RowCache(RowTable):
         self.memory = memory
         self.reads_ahead = memory.reads_ahead  #: whether `prefetch` may read a row
 
-    def values(self) -> Iterable[Row]:
+    def values(self) -> Iterable[EncodedRow]:
         """Yield all rows, encoded, in the order of `client_ids`."""
         return (row for client_id in self.client_ids if (row := self.encoded(client_id)) is not None)
 
-    def encoded(self, client_id: ClientId) -> Row | None:
+    def encoded(self, client_id: ClientId) -> EncodedRow | None:
         """Return the client's row, encoded; None if the client has never pushed."""
         slot = self.slot(client_id)
         return None if slot is None else self.memory.row(slot)
 
     @property
-    def sum(self) -> Row:
+    def sum(self) -> EncodedRow:
         """The sum of all rows, (d,) float64, read-only; the next step changes it. On a GPU a copy."""
         return self.memory.device.read_only(self.memory.sum)
 
@@ -149,7 +149,7 @@ class RowCache(RowTable):
         size: int = self.memory.size
         return 8 * size + len(self) * self.codec.row_bytes(size)
 
-    def row(self, client_id: ClientId) -> Row | None:
+    def row(self, client_id: ClientId) -> EncodedRow | None:
         """Return the client's row decoded, (d,) float32 or float64; None if the client has never pushed.
 
         Raises:
@@ -179,7 +179,9 @@ class RowCache(RowTable):
             self.memory.staging.end_round(new)  # last: after this pushes read the rows on the host again
 
 
-def with_rows(cache: RowCache, client_ids: Sequence[ClientId], rows: npt.NDArray[np.generic], total: Row) -> RowCache:
+def with_rows(
+    cache: RowCache, client_ids: Sequence[ClientId], rows: npt.NDArray[np.generic], total: EncodedRow
+) -> RowCache:
     """Return a cache in memory like `cache`, with copies of these clients' rows, (n, row_size), and their sum.
 
     Raises:
@@ -200,7 +202,7 @@ def with_rows(cache: RowCache, client_ids: Sequence[ClientId], rows: npt.NDArray
     return other
 
 
-def decoded(row: Row, size: int, codec: Codec, device: Device = HOST) -> Row:
+def decoded(row: EncodedRow, size: int, codec: Codec, device: Device = HOST) -> EncodedRow:
     """Return a decoded row, (d,) float64 if that is the codec, else float32; on `device`, the row's device."""
     vector = device.empty(size, decoded_dtype(codec))
     ops.decode(row, vector, codec=codec)

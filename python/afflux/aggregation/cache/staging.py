@@ -19,20 +19,20 @@ from afflux.arrays.gpu import Gpu, Upload
 from afflux.arrays.interop import bring
 
 #: An array of NumPy, or of the library of the GPU.
-Row = Any
+EncodedRow = Any
 
 
-class NewRows(dict[int, Row]):
+class NewRows(dict[int, EncodedRow]):
     """The rows that a round writes, by slot: the memory that keeps them."""
 
-    sum_out: Row | None = None  #: the memory to which the sweep writes the sum; None: in place
+    sum_out: EncodedRow | None = None  #: the memory to which the sweep writes the sum; None: in place
 
     staging: "RowStaging | None" = None  #: the staging of `staged`
 
-    def __init__(self, rows: Mapping[int, Row]) -> None:
+    def __init__(self, rows: Mapping[int, EncodedRow]) -> None:
         super().__init__(rows)
         #: The memory to which the sweep writes these rows, if they are kept on the host and the sweep runs on a GPU.
-        self.staged: dict[int, Row] = {}
+        self.staged: dict[int, EncodedRow] = {}
         self.before: dict[int, int] = {}  #: of the staged rows, the slot of the row that is replaced; its own: none was
 
 
@@ -58,7 +58,7 @@ class RowStaging:
         #: The slots of rows that a sweep writes or replaces, until its round ends.
         self._written: Collection[int] = ()
 
-    def start_upload(self, slot: int, row_on_host: Callable[[int], Row]) -> StagedRow:
+    def start_upload(self, slot: int, row_on_host: Callable[[int], EncodedRow]) -> StagedRow:
         """Start to upload the row in a slot, unless it is on the GPU already. Return the staged row."""
         claim = object()
         with self._lock:  # first: a sweep that begins after this reads the claim
@@ -75,8 +75,8 @@ class RowStaging:
         return staged
 
     def uploaded_rows(
-        self, reads: Sequence[int | None], writes: Sequence[int | None], old: Mapping[int, Row], new: NewRows
-    ) -> dict[int, Row]:
+        self, reads: Sequence[int | None], writes: Sequence[int | None], old: Mapping[int, EncodedRow], new: NewRows
+    ) -> dict[int, EncodedRow]:
         """Return the rows `old` on the GPU, for a sweep to read. Set `new.staged`, to which the sweep writes.
 
         A new row overwrites the old row, unless a later arrival reads the old row.
@@ -90,7 +90,7 @@ class RowStaging:
                 new.before[slot] = slot if before is None else before
         return rows
 
-    def _uploaded(self, slot: int, row: Row) -> Any:
+    def _uploaded(self, slot: int, row: EncodedRow) -> Any:
         with self._lock:
             staged = self._staged.get(slot)
             upload = None if staged is None else staged.row

@@ -18,7 +18,7 @@ from afflux.rules.rule import Arrivals, Float64, Kind, Weigh
 from afflux.rules.staleness import Constant, Polynomial, StalenessLaw, a_law
 from afflux.rules.weights import Staleness
 
-Name = Literal["paper", "flsim", "appfl", "nvflare", "fedscale", "plato", "federatedscope", "afl-lib", "flgo"]
+DialectName = Literal["paper", "flsim", "appfl", "nvflare", "fedscale", "plato", "federatedscope", "afl-lib", "flgo"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_text, brief
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
-from afflux.rules.presets.dialects import DIALECTS, Dialect, Name
+from afflux.rules.presets.dialects import DIALECTS, Dialect, DialectName
 from afflux.rules.rule import Rule
 from afflux.rules.schedules import Rate
 from afflux.rules.staleness import StalenessLaw
@@ -30,7 +30,7 @@ def fedbuff(
     server_lr: Rate = 1.0,
     staleness: StalenessLaw | None = None,
     normalise: Normalise = "count",
-    dialect: Name | Dialect = "paper",
+    dialect: DialectName | Dialect = "paper",
 ) -> Rule:
     """x += server_lr / M * sum_i s(staleness_i) u_i (Algorithm 1), s(t) = (1 + t)^-1/2 by default (section 5).
 

@@ -6,7 +6,7 @@ from math import inf
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, flag, integer, one_or_less
 
-Options = dict[str, object]
+NamedOptions = dict[str, object]
 
 #: {dialect: {name in the framework: name in afflux}}; None: not an option of a rule; only its default is accepted.
 FRAMEWORK_NAMES: Mapping[str, Mapping[str, str | None]] = {
@@ -30,7 +30,7 @@ FRAMEWORK_NAMES: Mapping[str, Mapping[str, str | None]] = {
 ONLY_IN_DIALECT = ("client_weights_mode", "gradient_based", "staleness_weight", "max_model_history")
 
 
-def in_our_names(dialect: str, options: Mapping[str, object]) -> Options:
+def in_our_names(dialect: str, options: Mapping[str, object]) -> NamedOptions:
     """Return the options of `fedbuff`, with the names of a framework replaced by afflux's.
 
     Raises:
@@ -38,7 +38,7 @@ def in_our_names(dialect: str, options: Mapping[str, object]) -> Options:
     """
     names = FRAMEWORK_NAMES.get(dialect, {})
     preset_options = dict(options)
-    framework_options: Options = {name: preset_options.pop(name) for name in names if name in preset_options}
+    framework_options: NamedOptions = {name: preset_options.pop(name) for name in names if name in preset_options}
     for name in framework_options:
         key = names[name]
         if key is not None and key in preset_options:
@@ -51,7 +51,7 @@ def in_our_names(dialect: str, options: Mapping[str, object]) -> Options:
     return preset_options
 
 
-def _law(preset_options: Options, framework_options: Options) -> None:
+def _law(preset_options: NamedOptions, framework_options: NamedOptions) -> None:
     """Convert APPFL's law of staleness: its name and, separately, its options."""
     if "staleness_fn" not in framework_options:
         raise AffluxError("[make] staleness_fn_kwargs is given without staleness_fn")
@@ -61,13 +61,13 @@ def _law(preset_options: Options, framework_options: Options) -> None:
     preset_options["staleness"] = {**(options or {}), "part": framework_options["staleness_fn"]}
 
 
-def _switch(preset_options: Options, framework_options: Options) -> None:
+def _switch(preset_options: NamedOptions, framework_options: NamedOptions) -> None:
     """Convert NVFlare's switch: true is the dialect's own law, false is no law."""
     if not flag("make", "staleness_weight", framework_options["staleness_weight"]):
         preset_options["staleness"] = "constant"
 
 
-def _share(preset_options: Options, framework_options: Options) -> None:
+def _share(preset_options: NamedOptions, framework_options: NamedOptions) -> None:
     """Convert FLGo's buffer, which holds a share of all clients, into a number of arrivals."""
     ratio = one_or_less("make", "buffer_ratio", framework_options["buffer_ratio"])
     if "num_clients" not in preset_options:
@@ -78,8 +78,8 @@ def _share(preset_options: Options, framework_options: Options) -> None:
     preset_options["buffer_size"] = int(ratio * clients)
 
 
-def _only(name: str, default: object, instead: str) -> Callable[[Options, Options], None]:
-    def check(preset_options: Options, framework_options: Options) -> None:
+def _only(name: str, default: object, instead: str) -> Callable[[NamedOptions, NamedOptions], None]:
+    def check(preset_options: NamedOptions, framework_options: NamedOptions) -> None:
         value = framework_options[name]
         if type(value) not in (type(default), str) or str(value) != str(default):  # JSON has inf as text
             raise AffluxError(f"[make] {name} is {brief(value)}, must be {default!r}: {instead}")
@@ -87,7 +87,7 @@ def _only(name: str, default: object, instead: str) -> Callable[[Options, Option
     return check
 
 
-_CONVERTED: Mapping[str, Callable[[Options, Options], None]] = {
+_CONVERTED: Mapping[str, Callable[[NamedOptions, NamedOptions], None]] = {
     "staleness_fn": _law,
     "staleness_fn_kwargs": _law,
     "staleness_weight": _switch,

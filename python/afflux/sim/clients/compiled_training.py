@@ -41,9 +41,9 @@ INDUCTOR_OPTIONS = {
     "layout_optimization": False,
 }
 
-Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+CompiledRun = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 Steps = Callable[[int], float]
-_kept: dict[str | None, Run] = {}
+_kept: dict[str | None, CompiledRun] = {}
 
 
 def require_compiler() -> None:
@@ -81,7 +81,7 @@ class CompiledStep:
         trained = {field.name for field in model.layout.fields}
         tensors = dict(model.module.named_parameters()) | dict(model.module.named_buffers())
         self._constant = {name: tensor.detach() for name, tensor in tensors.items() if name not in trained}
-        self._runs: dict[Any, Run] = {}
+        self._runs: dict[Any, CompiledRun] = {}
 
     def steps_on(self, x: Any, y: Any, sizes: Sequence[int], pulled: torch.Tensor, shift: torch.Tensor | None) -> Steps:
         """Prepare steps on batches that follow each other in `x` and `y`.
@@ -119,7 +119,7 @@ class CompiledStep:
 
         return step
 
-    def _compile(self, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> Run:
+    def _compile(self, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> CompiledRun:
         if len(self._runs) == MOST_SHAPES:
             raise ConfigError(f"full batches have more than {MOST_SHAPES} shapes: too many to compile")
         try:
@@ -178,7 +178,7 @@ class CompiledStep:
         return (loss,)
 
 
-def _compiled(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
+def _compiled(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> CompiledRun:
     """Return the native code of a graph.
 
     A graph that this process has compiled before is not compiled again.
@@ -198,7 +198,7 @@ def _compiled(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Ru
     return _kept[key]
 
 
-def _native(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
+def _native(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> CompiledRun:
     copies = tuple(tensor.clone() for tensor in inputs)
     with tempfile.TemporaryDirectory(prefix="afflux-compiled-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -9,7 +9,7 @@ from afflux.ops.validation import known
 if TYPE_CHECKING:
     from torch import nn
 
-    from afflux.sim.models.networks import Shape
+    from afflux.sim.models.networks import InputShape
 
 MODELS = (
     *("logreg", "cnn", "mlp", "lenet5", "afl-cnn", "ca2fl-cnn", "fadas-cnn", "wkafl-cnn", "wkafl-celeba"),
@@ -17,7 +17,7 @@ MODELS = (
 )
 
 
-def build_model(name: str, shape: "Shape", num_classes: int, seed: int | np.random.Generator) -> "nn.Module":
+def build_model(name: str, shape: "InputShape", num_classes: int, seed: int | np.random.Generator) -> "nn.Module":
     """Build a model with initial values that depend on the seed alone.
 
     Args:

@@ -13,12 +13,12 @@ from torch import nn
 
 from afflux.ops.errors import ConfigError
 
-Shape: TypeAlias = tuple[int, ...]  #: (channels, height, width) of an image, or (window,) of a text.
+InputShape: TypeAlias = tuple[int, ...]  #: (channels, height, width) of an image, or (window,) of a text.
 #: (name, shape of an example, number of classes) -> module; the name is for errors.
-Network: TypeAlias = Callable[[str, Shape, int], nn.Module]
+Network: TypeAlias = Callable[[str, InputShape, int], nn.Module]
 
 
-def new_network(name: str, shape: Shape, num_classes: int, rng: np.random.Generator) -> nn.Module:
+def new_network(name: str, shape: InputShape, num_classes: int, rng: np.random.Generator) -> nn.Module:
     """Return a network of `NETWORKS` with initial values from `rng` alone; torch's random state is not touched.
 
     Raises:
@@ -64,7 +64,7 @@ def _uniform(layer: nn.Module, inputs: int, rng: np.random.Generator) -> None:
         parameter.copy_(torch.from_numpy(rng.uniform(-bound, bound, size=tuple(parameter.shape))))
 
 
-def image_shape(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
+def image_shape(name: str, shape: InputShape, least: int) -> tuple[int, int, int]:
     """Return channels, height and width; raise ConfigError unless each side of the image has `least` pixels or more."""
     if len(shape) != 3:
         raise ConfigError(f"model {name!r} needs images (channels, height, width), not examples of shape {shape}")
@@ -95,13 +95,13 @@ def _linear_layers(sizes: Sequence[int]) -> list[nn.Module]:
     return layers[:-1]
 
 
-def _dense(name: str, shape: Shape, num_classes: int, units: Sequence[int]) -> nn.Module:
+def _dense(name: str, shape: InputShape, num_classes: int, units: Sequence[int]) -> nn.Module:
     return nn.Sequential(*_linear_layers([math.prod(shape), *units, num_classes]))
 
 
 def _convolutional(
     name: str,
-    shape: Shape,
+    shape: InputShape,
     num_classes: int,
     kernel: int,
     channels: Sequence[int],
@@ -135,7 +135,7 @@ def _convolutional(
     return nn.Sequential(*layers, *_linear_layers([inputs * math.prod(sides), *units, num_classes]))
 
 
-def _lenet5(name: str, shape: Shape, num_classes: int) -> nn.Module:
+def _lenet5(name: str, shape: InputShape, num_classes: int) -> nn.Module:
     """Return LeNet-5 with ReLU and max pooling instead of the sigmoids and averages of 1998.
 
     Images of 28x28 pixels are padded to 32x32, as LeCun et al. did with MNIST.

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import relu
 
 from afflux.ops.errors import ConfigError
-from afflux.sim.models.networks import Shape, image_shape
+from afflux.sim.models.networks import InputShape, image_shape
 
 Normalization: TypeAlias = Callable[[int], nn.Module]
 """Number of channels -> layer."""
@@ -38,7 +38,7 @@ class Block(nn.Module):
         return relu(self.residual(images) + self.shortcut(images))
 
 
-def _resnet18(name: str, shape: Shape, num_classes: int, normalization: Normalization) -> nn.Module:
+def _resnet18(name: str, shape: InputShape, num_classes: int, normalization: Normalization) -> nn.Module:
     """Return ResNet-18 (He et al., 2016) for small images: a 3x3 stem without a pool."""
     channels, _, _ = image_shape(name, shape, 8)
     width = 64
@@ -65,7 +65,7 @@ class CharLSTM(nn.Module):
         return scores
 
 
-def char_lstm(name: str, shape: Shape, num_classes: int) -> nn.Module:
+def char_lstm(name: str, shape: InputShape, num_classes: int) -> nn.Module:
     """Return LEAF's and Anarchic FL's network for Shakespeare (appendix E.1); the classes are the characters."""
     if len(shape) != 1:
         raise ConfigError(f"model {name!r} needs windows of characters, not examples of shape {shape}")

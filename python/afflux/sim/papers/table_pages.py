@@ -38,10 +38,10 @@ class PageCell(NamedTuple):
     config: SimConfig
 
 
-Runs = Sequence[Sequence[Outcome]]  #: of each cell, one for each seed
+CellRuns = Sequence[Sequence[Outcome]]  #: of each cell, one for each seed
 
 
-def codecs_page(cells: Sequence[PageCell], runs: Runs, seeds: Sequence[int]) -> Page:
+def codecs_page(cells: Sequence[PageCell], runs: CellRuns, seeds: Sequence[int]) -> Page:
     """Make the page of MF-CA2FL in few bits: one row per codec."""
     config, options = cells[0].config, dict(cells[0].spec.options)
     size, by_rule = num_parameters(config), {cell.row: outcomes for cell, outcomes in zip(cells, runs, strict=True)}

@@ -184,10 +184,10 @@ class EndLine(_Line, frozen=True, tag="end"):
     buffers_sha256: Digest | msgspec.UnsetType = msgspec.UNSET  #: of a model that has buffers
 
 
-Line = Header | ArrivalLine | DropoutLine | RoundLine | EndLine
+LogLine = Header | ArrivalLine | DropoutLine | RoundLine | EndLine
 TYPES = ("header", "arrival", "dropout", "round", "end")
 _ENCODER = msgspec.json.Encoder(enc_hook=lambda value: value.tolist())  # of NumPy arrays and scalars
-_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+_DECODER: msgspec.json.Decoder[LogLine] = msgspec.json.Decoder(LogLine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ class AuditLogWriter(AbstractContextManager["AuditLogWriter"]):
         """SHA-256 of the file."""
         return self._sha256.hexdigest()
 
-    def write(self, line: Line) -> None:
+    def write(self, line: LogLine) -> None:
         """Write any line."""
         row = encode_json(line)
         self._file.write(row)
@@ -315,7 +315,9 @@ def read_audit_log(path: Path | str) -> AuditLog:
 
 
 def _read(path: Path, rows: Iterable[bytes]) -> AuditLog:
-    lines: dict[type[Line], list[Any]] = {kind: [] for kind in (Header, ArrivalLine, DropoutLine, RoundLine, EndLine)}
+    lines: dict[type[LogLine], list[Any]] = {
+        kind: [] for kind in (Header, ArrivalLine, DropoutLine, RoundLine, EndLine)
+    }
     for number, row in enumerate(rows, 1):
         try:
             if not row.endswith(b"\n"):
@@ -337,7 +339,7 @@ def _read(path: Path, rows: Iterable[bytes]) -> AuditLog:
     return AuditLog(path, headers[0], arrivals, rounds, ends[0] if ends else None, dropouts)
 
 
-def _check(line: Line, arrivals: int) -> None:
+def _check(line: LogLine, arrivals: int) -> None:
     """Raise ValueError if a line is not one that may follow so many arrivals."""
     match line:
         case Header() if (line.format, line.format_version) != (FORMAT, FORMAT_VERSION):
@@ -354,7 +356,7 @@ def _check(line: Line, arrivals: int) -> None:
             raise ValueError(f"arrivals is {line.arrivals}, but {arrivals} lines are above")
 
 
-def _decode(row: bytes) -> Line:
+def _decode(row: bytes) -> LogLine:
     try:
         return _DECODER.decode(row)
     except RecursionError:

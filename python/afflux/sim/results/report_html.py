@@ -45,7 +45,7 @@ MOST_POINTS = 400  #: the most points of a line
 MOST_PAIRS = 45  #: the most pairs of rules in the table of differences: those of ten rules
 
 Groups = Mapping[str, Sequence[RunResult]]
-Rows = list[list[str]]
+TextRows = list[list[str]]
 
 
 def render_report(
@@ -149,8 +149,8 @@ def _differences(differences: Sequence[PairedDifference], metric: Metric) -> lis
     ]
 
 
-def _targets(results: Sequence[RunResult], target: float) -> dict[str, Rows]:
-    tables: dict[str, Rows] = {}
+def _targets(results: Sequence[RunResult], target: float) -> dict[str, TextRows]:
+    tables: dict[str, TextRows] = {}
     targets, metric = usual_targets(results, target), score_of(results)
     for title, name, digits in (("rounds to", "rounds", 0), ("virtual time to", "virtual_time", 1)):
         rows = {goal: [metric.text(goal)] for goal in targets}

@@ -31,7 +31,7 @@ LEVEL = 0.95  #: level of confidence intervals
 WILCOXON_SEEDS = 6  #: with fewer pairs the smallest p of Wilcoxon's test, 2 / 2^n, is above 5 %
 
 
-Key = TypeVar("Key")
+_Key = TypeVar("_Key")
 
 
 class TargetStatistics(NamedTuple):
@@ -98,7 +98,7 @@ class PairedDifference(NamedTuple):
     p_wilcoxon: float  #: of Wilcoxon's signed-rank test, not adjusted; nan for fewer than six seeds
 
 
-def holm(values: Mapping[Key, float]) -> dict[Key, float]:
+def holm(values: Mapping[_Key, float]) -> dict[_Key, float]:
     """Return Holm's adjusted p of each hypothesis: the error of the whole family is at most the level."""
     names = sorted(values, key=values.__getitem__)
     products = [min(1.0, (len(names) - rank) * values[name]) for rank, name in enumerate(names)]
@@ -280,7 +280,7 @@ def p_text(p: float) -> str:
     return "-" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-Rows = Iterable[Any]  #: tuples, or dicts by column
+Records = Iterable[Any]  #: tuples, or dicts by column
 
 
 def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: type | None = None) -> Any:
@@ -311,21 +311,21 @@ def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: t
 
 
 #: Columns, and a function of the results and the target that returns the rows.
-Table = tuple[tuple[str, ...] | None, Callable[[Sequence[RunResult], float], Rows]]
+ResultTable = tuple[tuple[str, ...] | None, Callable[[Sequence[RunResult], float], Records]]
 
 
-def _by_run(columns: Sequence[str], rows: Callable[[RunResult], Rows]) -> Table:
+def _by_run(columns: Sequence[str], rows: Callable[[RunResult], Records]) -> ResultTable:
     """Return a table with the rows of each run, behind rule and seed."""
     return ("rule", "seed", *columns), lambda results, target: (
         (run.spec.label, run.seed, *row) for run in results for row in rows(run)
     )
 
 
-def _runs(results: Sequence[RunResult], target: float) -> Rows:
+def _runs(results: Sequence[RunResult], target: float) -> Records:
     return ({"rule": run.spec.label, "seed": run.seed, **run.summary(target)} for run in results)
 
 
-def _summary(results: Sequence[RunResult], target: float) -> Rows:
+def _summary(results: Sequence[RunResult], target: float) -> Records:
     groups = group_by_rule(results)
     for label, row in summarise(results, target).items():
         numbers: dict[str, Any] = {"rule": label, "seeds": len(groups[label])}
@@ -335,12 +335,12 @@ def _summary(results: Sequence[RunResult], target: float) -> Rows:
         yield numbers
 
 
-def _counts(values: np.ndarray) -> Rows:
+def _counts(values: np.ndarray) -> Records:
     """Return each of the facts about arrivals, and the number of its arrivals."""
     return zip(*(column.tolist() for column in np.unique(values, return_counts=True)), strict=True)
 
 
-def _targets(results: Sequence[RunResult], target: float) -> Rows:
+def _targets(results: Sequence[RunResult], target: float) -> Records:
     goals = usual_targets(results, target)
     for run in results:
         for goal in goals:
@@ -349,7 +349,7 @@ def _targets(results: Sequence[RunResult], target: float) -> Rows:
 
 METRICS = "metrics"  #: stands for the columns of the task's metrics
 #: By name; without columns, they are those of the rows.
-TABLES: dict[str, Table] = {
+TABLES: dict[str, ResultTable] = {
     "evaluations": _by_run((*PLACE, METRICS), lambda run: run.evaluations),
     "runs": (None, _runs),
     "summary": (None, _summary),

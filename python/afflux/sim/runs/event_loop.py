@@ -33,7 +33,7 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import OF_PRESENCE, UNLIMITED
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from afflux.sim.workload.selection import ClientResult, Trained, selection_law
+from afflux.sim.workload.selection import ClientResult, TrainingFacts, selection_law
 
 _LOGGER = logging.getLogger("afflux")
 
@@ -57,7 +57,7 @@ class StreamState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     training: list[tuple[Count, Count, Count, Count]]  #: sequence, client, version and `SentModel.after`
     models: list[tuple[Count, Count]]  #: version and `SentModel.after`
     #: What a selection that reads results was told of each arrival: the last fields of `ClientResult`.
-    results: list[Trained] = []
+    results: list[TrainingFacts] = []
 
 
 class TrainingStream:
@@ -80,7 +80,7 @@ class TrainingStream:
         self._version = leader.server.version
         self._logs_dispatches = not {*OF_PRESENCE}.isdisjoint(config.changed())
         self._selection = selection_law(config.selection)
-        self._results: list[Trained] = []
+        self._results: list[TrainingFacts] = []
         self._events = self._arrivals = 0
 
     def events(self, after_each: Callable[[], None] = interrupts.raise_if_pending) -> Iterator[StreamEvent]:

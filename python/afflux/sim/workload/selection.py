@@ -20,7 +20,7 @@ from afflux.sim.workload.random_streams import StreamPurpose
 #: The law for rules with gradient scheduling.
 BLOCKED = "blocked-until-pass-ends"
 #: Mean loss (None: not known, or not finite), steps, examples, and whether the training is faulty.
-Trained: TypeAlias = tuple[float | None, int, int, bool]
+TrainingFacts: TypeAlias = tuple[float | None, int, int, bool]
 
 
 class ClientResult(NamedTuple):
@@ -35,7 +35,7 @@ class ClientResult(NamedTuple):
     faulty: bool  #: the training has failed, or its loss or update is not finite
 
     @classmethod
-    def of(cls, arrival: Any, trained: Trained) -> "ClientResult":
+    def of(cls, arrival: Any, trained: TrainingFacts) -> "ClientResult":
         """Return the result of an `Arrival` of the schedule."""
         return cls(arrival.client, arrival.time, arrival.time - arrival.dispatched, *trained)
 
