@@ -173,15 +173,15 @@ def test_the_inputs_of_an_own_task(change, name, tmp_path):
     task = own_task()
     change(task)
     with pytest.raises(ConfigError, match=f"other inputs: {name};"):
-        resume(InterruptedRun(store, None, None, "python:own"), task=task)
-    resume(InterruptedRun(store, None, None, "python:own"), task=own_task())
+        resume(InterruptedRun(store, task="python:own"), task=task)
+    resume(InterruptedRun(store, task="python:own"), task=own_task())
 
 
 def test_clients_that_a_function_makes_may_name_their_source(tmp_path):
     task = Task(own_tasks.linear, own_tasks.lazy, own_tasks.TEST, num_clients=12, source="version 1")
     store = stopped(tmp_path, OWN, task)
     with pytest.raises(ConfigError, match="other inputs: data;"):
-        resume(InterruptedRun(store, None, None, "python:own"), task=replace(task, source="version 2"))
+        resume(InterruptedRun(store, task="python:own"), task=replace(task, source="version 2"))
 
 
 def test_older_logs_and_other_versions_are_one_line_of_notice(tmp_path, monkeypatch, caplog):

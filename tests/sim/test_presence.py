@@ -292,7 +292,7 @@ def test_a_law_of_the_user(laws, tmp_path):
     with pytest.raises(ConfigError, match=r"names the selection file .*give --selection FILE\.py:FUNCTION"):
         InterruptedRun(store)
     with pytest.raises(ConfigError, match=r"--selection is other\.py:nothing, but the selection of"):
-        InterruptedRun(store, None, None, None, "other.py:nothing")
+        InterruptedRun(store, selection="other.py:nothing")
     paused = interrupted_run(store, Job(RULE, 5), config, tmp_path / "run")  # as the same command
     changed = copy(paused)
     stream = msgspec.structs.replace(paused.notes.stream, results=[])

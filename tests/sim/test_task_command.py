@@ -115,7 +115,7 @@ def test_a_run_on_a_store_is_resumed_by_those_who_name_the_task(task, tmp_path, 
     moved = shutil.copy(task.partition(":")[0], tmp_path / "moved.py")
     resumed = invoke("run", "--resume", store, "--task", f"{moved}:{task.partition(':')[2]}")
     assert resumed.exit_code == 0, resumed.output
-    assert InterruptedRun(store, None, None, task).finished
+    assert InterruptedRun(store, task=task).finished
     (log,) = (out / "audit").glob("*.jsonl")
     assert log.read_bytes() == (tmp_path / "whole" / "audit" / log.name).read_bytes()
 

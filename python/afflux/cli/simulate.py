@@ -232,9 +232,9 @@ def run(
         from afflux.sim.runs import library
         from afflux.sim.runs.run_checkpoint import InterruptedRun
 
-        files = (getattr(config, name) if is_on_command_line(context, name) else None for name in ("task", "selection"))
+        files = {n: getattr(config, n) for n in ("task", "selection") if is_on_command_line(context, n)}
         typed = None if rule is None else parse_rules([rule])[0]
-        stored = InterruptedRun(resume, out, typed, *files)
+        stored = InterruptedRun(resume, out, typed, **files)
         shared: dict[str, Any] = {"checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "workers": workers}
         shared["save_every"] = save_every
         title = Job(stored.spec, stored.header.seed).title

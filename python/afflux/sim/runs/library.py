@@ -322,7 +322,7 @@ def resume(
     if not isinstance(interrupted, InterruptedRun):
         typed, moved = None if rule is None else read_rules(rule)[0], None if out is None else Path(out)
         named = task if isinstance(task, str) else None
-        interrupted = InterruptedRun(Path(interrupted), moved, typed, named, selection)
+        interrupted = InterruptedRun(Path(interrupted), moved, typed, task=named, selection=selection)
     config, output = interrupted.config, interrupted.output
     output = output._replace(save_every=save_every or output.save_every, tensorboard=tensorboard or output.tensorboard)
     _require_packages(output.tensorboard)

@@ -75,7 +75,7 @@ class InterruptedRun:
     """A run as of the last checkpoint in its store."""
 
     def __init__(
-        self, path: Path, folder: Path | None = None, typed: RuleSpec | None = None, *named: str | None
+        self, path: Path, folder: Path | None = None, typed: RuleSpec | None = None, **named: str | None
     ) -> None:
         """Read the last checkpoint in a store; write nothing.
 
@@ -108,7 +108,7 @@ class InterruptedRun:
         self.path, self.notes = path, checkpoint
         #: the file of its log, and what else the run writes
         self.output = AuditOutput(audit, checkpoint.save_every, checkpoint.tensorboard)
-        self.config = header.sim_config(path, *named)
+        self.config = header.sim_config(path, **named)
         self.spec = header.rule_spec(path, typed)
         self.log = audit / f"{audit_log.file_stem(self.spec.label, header.seed)}.jsonl"  #: Its audit log.
         self._check_run_id(Path(checkpoint.audit).parent, folder)
@@ -346,8 +346,8 @@ def interrupted_run(path: Path, job: Job, config: SimConfig, folder: Path) -> In
         then = killed if content.notes is None and not content.joins else ""
         raise ConfigError(f"{path} is the store of a server without a run to resume; choose another --store{then}")
     try:
-        files = (text if ".py" in text else None for text in (config.task, config.selection))
-        interrupted = InterruptedRun(path, folder, job.spec, *files)
+        names = (name for name in ("task", "selection") if ".py" in getattr(config, name))
+        interrupted = InterruptedRun(path, folder, job.spec, **{name: getattr(config, name) for name in names})
         if not interrupted.is_of(job, config):
             raise ConfigError("it has other settings")
     except ConfigError as error:
