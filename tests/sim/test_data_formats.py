@@ -19,6 +19,7 @@ from afflux.sim.data.files import MOST_BYTES
 from afflux.sim.data.formats import read_idx, read_npz, read_records, read_table
 from afflux.sim.papers.leaf import LeafFile, read_leaf
 from afflux.sim.workload.availability import read_columns
+from conftest import check_error
 
 PIXELS, TEXT = LeafFile[list[float], int], LeafFile[str, str]
 
@@ -84,8 +85,7 @@ def test_a_gzip_file_that_ends_early_or_is_none(tmp_path):
     whole = gzip.compress(idx(np.random.default_rng(0).integers(0, 256, (9, 9, 9), dtype=np.uint8)))
     for content in (whole[: len(whole) // 2], b"no gzip", whole[:-4] + b"\0\0\0\0"):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"x\.gz cannot be read"):
-            read_idx(path, 3)
+        check_error(r"x\.gz cannot be read", read_idx, path, 3, error=ConfigError)
 
 
 def test_archives_of_numpy(tmp_path):
@@ -96,16 +96,12 @@ def test_archives_of_numpy(tmp_path):
     with pytest.raises(ConfigError, match=r"a\.npz has no array z; expected: an \.npz archive with the arrays x, z"):
         read_npz(path, ("x", "z"))
     np.savez(path, x=np.array([{"an": "object"}], dtype=object))
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_npz(path, ("x",))
+    check_error("cannot be read", read_npz, path, ("x",), error=ConfigError)
     path.write_bytes(saved(np.arange(3)))
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_npz(path, ("x",))
+    check_error("cannot be read", read_npz, path, ("x",), error=ConfigError)
     path.write_bytes(b"PK\x03\x04 no zip")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_npz(path, ("x",))
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_npz(tmp_path / "absent.npz", ("x",))
+    check_error("cannot be read", read_npz, path, ("x",), error=ConfigError)
+    check_error("cannot be read", read_npz, tmp_path / "absent.npz", ("x",), error=ConfigError)
 
 
 @pytest.mark.parametrize("label_bytes", [1, 2])
@@ -120,8 +116,7 @@ def test_cifars_binary_version(tmp_path, label_bytes):
     assert images[2, 1, 31, 5] == records[2, label_bytes + 1024 + 31 * 32 + 5]
     for content in (b"", records.tobytes()[:-1]):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=f"records of {label_bytes + 3072} bytes"):
-            read_records(path, label_bytes)
+        check_error(f"records of {label_bytes + 3072} bytes", read_records, path, label_bytes, error=ConfigError)
 
 
 def test_cifars_python_version_as_python_2_wrote_it(tmp_path):
@@ -195,8 +190,7 @@ def test_nothing_that_a_pickle_names_is_executed(tmp_path, monkeypatch, name, pr
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps({"data": HOSTILE[name], "labels": [1]}, protocol))
-    with pytest.raises(ConfigError, match="data_batch_1"):
-        read_batch(path, "labels")
+    check_error("data_batch_1", read_batch, path, "labels", error=ConfigError)
     assert [entry.name for entry in tmp_path.iterdir()] == ["data_batch_1"]
 
 
@@ -265,8 +259,7 @@ UINT8 = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
 def test_pickles_that_are_damaged_or_no_dict_of_plain_data(tmp_path, content):
     path = tmp_path / "batch"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match="batch"):
-        read_batch(path, "labels")
+    check_error("batch", read_batch, path, "labels", error=ConfigError)
 
 
 def long(number):
@@ -299,8 +292,7 @@ def test_pickles_take_time_and_memory_in_proportion_to_the_file(tmp_path, name):
     tracemalloc.start()
     begin = process_time()
     try:
-        with pytest.raises(ConfigError, match="batch"):
-            read_batch(path, "labels")
+        check_error("batch", read_batch, path, "labels", error=ConfigError)
         assert process_time() - begin < 10
         assert tracemalloc.get_traced_memory()[1] < 2e6 + 200 * len(BOMBS[name])
     finally:
@@ -338,17 +330,14 @@ READERS = {
 def test_only_regular_files_of_a_bounded_size_are_read(tmp_path, name):
     path = tmp_path / name
     os.mkfifo(path)
-    with pytest.raises(ConfigError, match=f"{name} cannot be read .*a FIFO"):
-        READERS[name](path)
+    check_error(f"{name} cannot be read .*a FIFO", READERS[name], path, error=ConfigError)
     path.unlink()
     path.mkdir()
-    with pytest.raises(ConfigError, match=f"{name} cannot be read .*a folder"):
-        READERS[name](path)
+    check_error(f"{name} cannot be read .*a folder", READERS[name], path, error=ConfigError)
     path.rmdir()
     path.touch()
     os.truncate(path, MOST_BYTES + 1)  # without disk space
-    with pytest.raises(ConfigError, match=f"{name} cannot be read .*more than {MOST_BYTES} bytes"):
-        READERS[name](path)
+    check_error(f"{name} cannot be read .*more than {MOST_BYTES} bytes", READERS[name], path, error=ConfigError)
 
 
 def test_links_to_files_are_followed(tmp_path):
@@ -356,16 +345,14 @@ def test_links_to_files_are_followed(tmp_path):
     (tmp_path / "labels").symlink_to("elsewhere")
     assert read_idx(tmp_path / "labels", 1).tolist() == [0, 1, 2]
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(ConfigError, match="loop cannot be read"):
-        read_idx(tmp_path / "loop", 1)
+    check_error("loop cannot be read", read_idx, tmp_path / "loop", 1, error=ConfigError)
 
 
 @pytest.mark.parametrize("shape", [(0, 2**32 - 1, 2**32 - 1), (2**32 - 1, 0, 2**31), (2**11, 2**10, 2**10)])
 def test_idx_shapes_beyond_the_largest_file(tmp_path, shape):
     path = tmp_path / "images.gz"
     path.write_bytes(gzip.compress(struct.pack(">HBB3I", 0, 8, 3, *shape) + bytes(10**6)))
-    with pytest.raises(ConfigError, match=f"has the shape .*expected: at most {MOST_BYTES} bytes"):
-        read_idx(path, 3)
+    check_error(f"has the shape .*expected: at most {MOST_BYTES} bytes", read_idx, path, 3, error=ConfigError)
 
 
 def test_a_gzip_bomb_is_read_up_to_the_shape(tmp_path):
@@ -373,8 +360,7 @@ def test_a_gzip_bomb_is_read_up_to_the_shape(tmp_path):
     path.write_bytes(gzip.compress(struct.pack(">HBBI", 0, 8, 1, 1000) + bytes(50_000_000)))
     tracemalloc.start()
     try:
-        with pytest.raises(ConfigError, match="has more than 1000 bytes"):
-            read_idx(path, 1)
+        check_error("has more than 1000 bytes", read_idx, path, 1, error=ConfigError)
         assert tracemalloc.get_traced_memory()[1] < 3_000_000
     finally:
         tracemalloc.stop()
@@ -406,8 +392,7 @@ def test_archives_that_are_compressed_by_lzma(tmp_path):
     del zeros
     tracemalloc.start()
     try:
-        with pytest.raises(ConfigError, match="cannot be read"):
-            read_npz(path, ("x",))
+        check_error("cannot be read", read_npz, path, ("x",), error=ConfigError)
         assert tracemalloc.get_traced_memory()[1] < 75_000_000
     finally:
         tracemalloc.stop()
@@ -423,15 +408,12 @@ def test_archives_that_are_bombs(tmp_path):
             read_npz(path, ("x",))
         tracemalloc.reset_peak()
         archive_of(path, zeros, size=200)
-        with pytest.raises(ConfigError, match="cannot be read"):
-            read_npz(path, ("x",))
+        check_error("cannot be read", read_npz, path, ("x",), error=ConfigError)
         archive_of(path, zeros, zipfile.ZIP_BZIP2, size=200)
         tracemalloc.reset_peak()
-        with pytest.raises(ConfigError, match="another method than deflate"):
-            read_npz(path, ("x",))
+        check_error("another method than deflate", read_npz, path, ("x",), error=ConfigError)
         archive_of(path, zeros[: zeros.index(b"\n") + 1])  # a header alone
-        with pytest.raises(ConfigError, match="cannot be read"):
-            read_npz(path, ("x",))
+        check_error("cannot be read", read_npz, path, ("x",), error=ConfigError)
         assert tracemalloc.get_traced_memory()[1] < 3_000_000 + len(zeros)
     finally:
         tracemalloc.stop()
@@ -440,8 +422,7 @@ def test_archives_that_are_bombs(tmp_path):
     for place in [i for i in range(len(content)) if content[i : i + 4] == b"PK\x01\x02"]:
         content[place + 8] |= 1  # encrypted
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_npz(path, ("x",))
+    check_error("cannot be read", read_npz, path, ("x",), error=ConfigError)
 
 
 @pytest.mark.parametrize("cut", range(0, 9300, 311))
@@ -449,8 +430,7 @@ def test_a_batch_that_ends_early(tmp_path, cut):
     content, _ = python2_batch()
     path = tmp_path / "batch"
     path.write_bytes(content[:cut])
-    with pytest.raises(ConfigError, match="batch"):
-        read_batch(path, "labels")
+    check_error("batch", read_batch, path, "labels", error=ConfigError)
 
 
 def test_any_changed_byte_of_a_batch_gives_a_batch_or_a_clear_error(tmp_path):
@@ -491,8 +471,7 @@ def test_any_changed_byte_of_a_batch_gives_a_batch_or_a_clear_error(tmp_path):
 def test_a_batch_with_other_contents(tmp_path, batch, message):
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps(batch | {"filenames": ["a.png"]}, 3))
-    with pytest.raises(ConfigError, match=message):
-        read_batch(path, "labels")
+    check_error(message, read_batch, path, "labels", error=ConfigError)
 
 
 def test_leafs_json(tmp_path):
@@ -527,8 +506,7 @@ def test_json_of_another_form(tmp_path, content, message):
 
 
 def test_a_folder_without_json(tmp_path):
-    with pytest.raises(ConfigError, match=r"has no file \*\.json"):
-        list(read_leaf(tmp_path, TEXT))
+    check_error(r"has no file \*\.json", list, read_leaf(tmp_path, TEXT), error=ConfigError)
 
 
 def test_tables_of_speeches(tmp_path):
@@ -536,11 +514,8 @@ def test_tables_of_speeches(tmp_path):
     path.write_text('no\tspeaker\ttext\tplay\r\n1\tA\tone\\ntwo\tP\r\n\n2\tB "q"\tthree\tP', "utf-8", newline="")
     assert lines(path) == [["P", "A", "one\\ntwo"], ["P", 'B "q"', "three"]]
     path.write_text("play\ttext\n")
-    with pytest.raises(ConfigError, match="has no column speaker"):
-        lines(path)
+    check_error("has no column speaker", lines, path, error=ConfigError)
     path.write_text("play\tspeaker\ttext\na\tb\tc\na\tb\n")
-    with pytest.raises(ConfigError, match="has 2 values in line 3; expected: 3"):
-        lines(path)
+    check_error("has 2 values in line 3; expected: 3", lines, path, error=ConfigError)
     path.write_bytes(BytesIO("play\tspeaker\ttext\na\tb\té\n".encode("latin-1")).getvalue())
-    with pytest.raises(ConfigError, match="cannot be read"):
-        lines(path)
+    check_error("cannot be read", lines, path, error=ConfigError)

@@ -16,6 +16,7 @@ from afflux.sim.data.image_set import channel_moments
 from afflux.sim.papers import text_set
 from afflux.sim.papers.text_set import ALPHABET, decode, encode
 from afflux.sim.workload.inputs import content_digest
+from conftest import check_error
 
 
 def random_images(count, num_classes, shape, seed=0):
@@ -114,8 +115,7 @@ def test_labels_of_emnists_letters_count_from_1(tmp_path):
     assert read_data_set("emnist-letters", tmp_path).y_train.tolist() == labels.tolist()
     other = tmp_path / "other"
     write_idx(other, "emnist-letters-train", "emnist-letters-test", [(images, labels)] * 2)
-    with pytest.raises(ConfigError, match="has the label 0; expected: labels from 1"):
-        read_data_set("emnist-letters", other)
+    check_error("has the label 0; expected: labels from 1", read_data_set, "emnist-letters", other, error=ConfigError)
 
 
 def write_cifar(data_dir, form, files, num_classes):
@@ -183,18 +183,14 @@ def test_a_folder_without_the_data_set(tmp_path, monkeypatch, name):
     monkeypatch.delenv("AFFLUX_DATA", raising=False)
     with pytest.raises(ConfigError, match=f"data '{name}' is read from files: give their folder with --data-dir"):
         read_data_set(name)
-    with pytest.raises(ConfigError, match="there is no folder"):
-        read_data_set(name, tmp_path / "absent")
-    with pytest.raises(ConfigError, match=rf"data '{name}': .* has none of: \S.*docs/data\.md"):
-        read_data_set(name, tmp_path)
+    check_error("there is no folder", read_data_set, name, tmp_path / "absent", error=ConfigError)
+    check_error(rf"data '{name}': .* has none of: \S.*docs/data\.md", read_data_set, name, tmp_path, error=ConfigError)
     monkeypatch.setenv("AFFLUX_DATA", str(tmp_path))
-    with pytest.raises(ConfigError, match="has none of"):
-        read_data_set(name)
+    check_error("has none of", read_data_set, name, error=ConfigError)
 
 
 def test_an_unknown_data_set():
-    with pytest.raises(ConfigError, match=r"unknown data 'mnits'.*mnist"):
-        read_data_set("mnits", ".")
+    check_error(r"unknown data 'mnits'.*mnist", read_data_set, "mnits", ".", error=ConfigError)
 
 
 @pytest.mark.parametrize(
@@ -303,8 +299,7 @@ def test_femnist_by_writer(tmp_path, folder):
 )
 def test_femnist_with_other_contents(tmp_path, x, y, message):
     write_leaf(tmp_path / "femnist", {"train/a.json": {"u": (x, y)}, "test/a.json": {"u": ([[0] * 784], [1])}})
-    with pytest.raises(ConfigError, match=message):
-        read_data_set("femnist", tmp_path)
+    check_error(message, read_data_set, "femnist", tmp_path, error=ConfigError)
 
 
 def test_the_alphabet():
@@ -351,13 +346,11 @@ def test_windows_of_speeches(tmp_path, monkeypatch, form):
 def test_roles_with_too_few_characters(tmp_path):
     path = tmp_path / "shakespeare_speeches.tsv"
     path.write_text(f"play\tspeaker\ttext\nP\tA\t{'x' * 999}")
-    with pytest.raises(ConfigError, match="has no role with 1000 characters"):
-        read_data_set("shakespeare", tmp_path)
+    check_error("has no role with 1000 characters", read_data_set, "shakespeare", tmp_path, error=ConfigError)
     path.write_text(f"play\tspeaker\ttext\nP\tA\t{'x' * 1000}")
     assert read_data_set("shakespeare", tmp_path).owners == ("P: A",)
     (tmp_path / "empty" / "shakespeare" / "roles").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"has no file \*\.txt"):
-        read_data_set("shakespeare", tmp_path / "empty")
+    check_error(r"has no file \*\.txt", read_data_set, "shakespeare", tmp_path / "empty", error=ConfigError)
 
 
 def test_leafs_shakespeare(tmp_path):
@@ -383,8 +376,7 @@ def test_leafs_shakespeare(tmp_path):
 )
 def test_leafs_shakespeare_with_other_contents(tmp_path, x, y, message):
     write_leaf(tmp_path / "shakespeare", {"train/a.json": {"u": (x, y)}, "test/a.json": {"u": (["a" * 80], ["b"])}})
-    with pytest.raises(ConfigError, match=message):
-        read_data_set("shakespeare", tmp_path)
+    check_error(message, read_data_set, "shakespeare", tmp_path, error=ConfigError)
 
 
 def real(*files):

@@ -26,6 +26,7 @@ from afflux.sim import (
 )
 from afflux.sim.results.finished_runs import FILE
 from afflux.sim.workload.config import SimConfig
+from conftest import check_error
 
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
 
@@ -63,8 +64,7 @@ def test_a_rule_that_is_given_twice_is_refused():
     "training", [lambda model, data: (1.0, 1, 1), lambda model, data, rng, more: (1.0, 1, 1), lambda: (1.0, 1, 1)]
 )
 def test_a_training_function_that_cannot_be_called_is_an_error_at_once(training):
-    with pytest.raises(ConfigError, match=r"training <lambda>\(.*\) must take \(model, data, rng\): "):
-        simulation(training)
+    check_error(r"training <lambda>\(.*\) must take \(model, data, rng\): ", simulation, training, error=ConfigError)
 
 
 def test_a_loss_may_be_unknown(tmp_path):
@@ -124,10 +124,8 @@ def test_a_run_folder_is_read_again(tmp_path):
     assert (results.failures, record.count('"status": "open"')) == ((), 2)
     check_same(results, written)
     (out / FILE).write_text("{}\n")
-    with pytest.raises(ConfigError, match="holds no finished runs: KeyError"):
-        read_results(out)
-    with pytest.raises(ConfigError, match="holds no results of a run"):
-        read_results(tmp_path)
+    check_error("holds no finished runs: KeyError", read_results, out, error=ConfigError)
+    check_error("holds no results of a run", read_results, tmp_path, error=ConfigError)
 
 
 def test_a_folder_where_a_file_is_written(tmp_path):
@@ -138,8 +136,7 @@ def test_a_folder_where_a_file_is_written(tmp_path):
     page.unlink()
     page.mkdir()
     files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=f"cannot write {re.escape(str(page))}: it is a folder"):
-        results.write(out)
+    check_error(f"cannot write {re.escape(str(page))}: it is a folder", results.write, out, error=ConfigError)
     with pytest.raises(ConfigError, match="is not an empty folder"):
         simulation(arrivals=12, **one_more).run(out=out)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == files
@@ -148,10 +145,8 @@ def test_a_folder_where_a_file_is_written(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot write .*fedbuff-seed1\.safetensors: "):
         simulation(arrivals=12, **one_more).run(out=out)
     (tmp_path / "picture.png").mkdir()
-    with pytest.raises(ConfigError, match=r"cannot write .*picture\.png: "):
-        results.draw(tmp_path / "picture.png")
-    with pytest.raises(ConfigError, match=r"cannot write .*metrics\.csv: "):
-        results.write(out / "metrics.csv")
+    check_error(r"cannot write .*picture\.png: ", results.draw, tmp_path / "picture.png", error=ConfigError)
+    check_error(r"cannot write .*metrics\.csv: ", results.write, out / "metrics.csv", error=ConfigError)
 
 
 def check_same(results, written):
@@ -179,8 +174,7 @@ def test_results_of_several_folders_are_merged_under_new_labels(tmp_path):
     results.draw(tmp_path / "figure.svg", size=3.3)
     assert "FedBuff" in (tmp_path / "figure.svg").read_text()
     for labels, message in (({"none": "x"}, "unknown rule 'none'"), ({"other": "FedBuff"}, "have the same label")):
-        with pytest.raises(ConfigError, match=message):
-            results.relabel(labels)
+        check_error(message, results.relabel, labels, error=ConfigError)
 
 
 def test_data_frames_are_divided_like_arrays():
@@ -211,8 +205,7 @@ def test_data_frames_are_divided_like_arrays():
     ],
 )
 def test_other_things_than_arrays_functions_and_sequences(make, message):
-    with pytest.raises(ConfigError, match=message):
-        make()
+    check_error(message, make, error=ConfigError)
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path):

@@ -22,6 +22,7 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task import tuned_on_validation
 from afflux.sim.workload.task_registry import image_task
+from conftest import check_error
 from made_runs import run
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=20, eval_every=5)
@@ -70,8 +71,7 @@ def test_a_rule_that_sets_an_option_of_the_grid_itself_is_an_error():
         tried(["fedbuff:server_lr=3", "ca2fl"], "server_lr=.1,1")
     with pytest.raises(ConfigError, match=r"grid fedbuff.server_lr: fast has server_lr=3.0 already"):
         tried(["fast=fedbuff:server_lr=3"], "fedbuff.server_lr=.1,1")
-    with pytest.raises(ConfigError, match="has buffer_size=4 already"):
-        tried(["fedbuff:buffer_size=4"], "buffer_size=3")
+    check_error("has buffer_size=4 already", tried, ["fedbuff:buffer_size=4"], "buffer_size=3", error=ConfigError)
     default = parse_rule("fedbuff", {"buffer_size": 10})
     assert points([default], parse_grid(["buffer_size=3"]), CONFIG)[0].spec.label == "fedbuff:buffer_size=3"
 
@@ -114,8 +114,7 @@ def test_names_of_rules_in_files(tmp_path):
     ],
 )
 def test_impossible_grids(grid, message):
-    with pytest.raises(ConfigError, match=message):
-        tried(["fedbuff"], *grid)
+    check_error(message, tried, ["fedbuff"], *grid, error=ConfigError)
 
 
 def drawn(trials, *grid, rules=("fedbuff", "fedasync"), seed=0):
@@ -177,8 +176,7 @@ def test_a_float_is_log_uniform_any_other_number_uniform_and_a_value_has_its_sha
     ],
 )
 def test_impossible_ranges(grid, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        drawn(8, grid)
+    check_error(re.escape(message), drawn, 8, grid, error=ConfigError)
 
 
 def test_a_range_needs_trials(tmp_path):
@@ -230,8 +228,7 @@ def test_the_validation_part_is_a_fifth_of_the_training_part_that_no_client_has(
 
 def test_a_task_without_a_validation_part():
     task = Task(own_tasks.linear, own_tasks.lazy, own_tasks.TEST, num_clients=9)
-    with pytest.raises(ConfigError, match="no validation part: give tuning="):
-        tuned_on_validation(task)
+    check_error("no validation part: give tuning=", tuned_on_validation, task, error=ConfigError)
     own = replace(task, tuning=lambda model: (0.25, 1.0))
     config = SimConfig(task="python:own", concurrency=3, arrivals=6, part="validation")
     assert run(parse_rule("fedasync"), 0, config, task=own).final_accuracy == 0.25
@@ -408,8 +405,7 @@ def test_one_value_is_no_sequence():
     simulation = Simulation.of(CONFIG, "fedbuff:buffer_size=4")
     for name, value, shown in (("client_lr", 0.1, "0.1"), ("staleness", "none", "'none'")):
         message = re.escape(f"grid {name}: {shown} is no sequence of values, such as [{shown}]")
-        with pytest.raises(ConfigError, match=message):
-            tune(simulation, {name: value})
+        check_error(message, tune, simulation, {name: value}, error=ConfigError)
 
 
 def test_runs_that_end_before_the_first_arrival(tmp_path):
@@ -478,8 +474,7 @@ def test_a_grid_of_a_simulation_in_python(made, tmp_path, monkeypatch):
     assert [run.final_accuracy for run in again.run()] == best.scores
     assert not list(tmp_path.iterdir())
     paired = Simulation(own_tasks.linear, clients, None, own_tasks.TEST, rules=["fedasync", "fedbuff"], paired=True)
-    with pytest.raises(ConfigError, match="must not have paired=True"):
-        tune(paired, {"client_lr": [0.1]})
+    check_error("must not have paired=True", tune, paired, {"client_lr": [0.1]}, error=ConfigError)
 
 
 @pytest.mark.soak

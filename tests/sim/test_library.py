@@ -42,7 +42,7 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload import task_registry
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from conftest import ROOT, reproducible
+from conftest import ROOT, check_error, reproducible
 from made_runs import resume, run, run_in_store
 
 RULE = "fedbuff:buffer_size=3"
@@ -120,8 +120,7 @@ def test_roles_of_a_simulation():
     assert not last["1.running_mean"].any()
     assert last["1.running_var"].ne(1).all()
     made.task = replace(made.task, roles={"1.*": "local"})
-    with pytest.raises(ConfigError, match=r"1\.weight is local, and a simulation keeps no arrays of single clients"):
-        made.run()
+    check_error(r"1\.weight is local, and a simulation keeps no arrays of single clients", made.run, error=ConfigError)
 
 
 def test_buffers_are_averaged_and_frozen_parts_stay_as_they_are():
@@ -332,8 +331,7 @@ def test_a_run_that_ends_earlier_is_the_beginning_of_the_longer_one(end):
 def test_the_first_of_several_ends_counts():
     (result,) = simulation(own_tasks.linear, **WHOLE | {"arrivals": 10}, rounds=7, virtual_time=1e9).run()
     assert len(result.staleness) == 10
-    with pytest.raises(ConfigError, match="the run has no end"):
-        replace(simulation().config, arrivals=2**62)
+    check_error("the run has no end", replace, simulation().config, arrivals=2**62, error=ConfigError)
 
 
 def test_paired_rules_end_with_the_first():
@@ -449,8 +447,7 @@ def test_a_registered_task(monkeypatch):
         ("own-liner", "unknown task 'own-liner'; did you mean 'own-linear'"),
         ("python:own", "the task python:own was made in Python"),
     ]:
-        with pytest.raises(ConfigError, match=message):
-            run(parse_rule(RULE), 0, replace(config, task=text))
+        check_error(message, run, parse_rule(RULE), 0, replace(config, task=text), error=ConfigError)
     with pytest.raises(ConfigError, match="model is logreg, which is read only with task images"):
         replace(config, model="logreg")
 
@@ -510,8 +507,7 @@ def test_the_target_may_be_any_number_as_the_accuracy():
     scores = iter([-9.0, -5.0, -2.5, -1.0])
     own = Simulation(own_tasks.linear, CLIENTS, sgd(), lambda model: (next(scores), 0.0), target=-3.0, **ends)
     assert own.run()[0].evaluations[-1].accuracy == -2.5
-    with pytest.raises(ConfigError, match=r"target is -3.0, must be in \(0, 1\]"):
-        SimConfig(target=-3.0)
+    check_error(r"target is -3.0, must be in \(0, 1\]", SimConfig, target=-3.0, error=ConfigError)
 
 
 def test_a_parameter_that_is_replaced_is_named():

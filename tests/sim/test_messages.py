@@ -24,6 +24,7 @@ from afflux.sim.runs.run_checkpoint import InterruptedRun, StoredRun
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import HalfNormalDelays
+from conftest import check_error
 
 X, Y = np.zeros((4, 2), np.float32), np.arange(4) % 2
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36)
@@ -122,15 +123,13 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_mistake_is_named(case, tmp_path):
     make, message = CASES[case]
-    with pytest.raises(ConfigError, match=message):
-        make(tmp_path)
+    check_error(message, make, tmp_path, error=ConfigError)
 
 
 def test_packages_that_are_missing_or_too_old(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch._inductor", SimpleNamespace())  # its import takes seconds
     monkeypatch.setattr(torch, "_inductor", SimpleNamespace(), raising=False)
-    with pytest.raises(ConfigError, match=r"compile needs torch 2\.6 or newer, and this is [0-9]"):
-        require_compiler()
+    check_error(r"compile needs torch 2\.6 or newer, and this is [0-9]", require_compiler, error=ConfigError)
     monkeypatch.setattr(lora_task, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"LoRA needs transformers, peft: pip install 'afflux\[sim,lora\]'"):
         lora_task.lora_task(SMALL)
@@ -141,8 +140,7 @@ def test_data_that_cannot_be_read_or_tested(monkeypatch):
     with pytest.raises(ConfigError, match=r"cannot read the digits of scikit-learn, .*digits.csv.gz: invalid literal"):
         image_set.digits_of_scikit_learn()
     text = text_set._text_set([("a role", 0, " " * text_set.WINDOW + "x\n")])
-    with pytest.raises(ConfigError, match="data 'shakespeare' has no test part"):
-        paper_task.text_task(text, "char-lstm")
+    check_error("data 'shakespeare' has no test part", paper_task.text_task, text, "char-lstm", error=ConfigError)
     monkeypatch.delenv("AFFLUX_DATA", raising=False)
     with pytest.raises(
         ConfigError, match="data 'rte' is read from files: give their folder with --data-dir or AFFLUX_DA"

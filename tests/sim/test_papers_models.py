@@ -18,6 +18,7 @@ from afflux.ops.errors import ConfigError
 from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.models import MODELS, build_model
 from afflux.sim.models.networks import NETWORKS
+from conftest import check_error
 
 MNIST, CIFAR, TEXT = (1, 28, 28), (3, 32, 32), (80,)
 #: Small images: what these tests check does not depend on the size.
@@ -236,16 +237,13 @@ def test_the_smallest_images(name):
 
 
 def test_unknown_models_and_other_shapes():
-    with pytest.raises(ConfigError, match=r"unknown model 'resnet18'.*resnet18-bn"):
-        build_model("resnet18", CIFAR, 10, 0)
-    with pytest.raises(ConfigError, match="needs windows of characters"):
-        build_model("char-lstm", CIFAR, 10, 0)
+    check_error(r"unknown model 'resnet18'.*resnet18-bn", build_model, "resnet18", CIFAR, 10, 0, error=ConfigError)
+    check_error("needs windows of characters", build_model, "char-lstm", CIFAR, 10, 0, error=ConfigError)
 
 
 def test_a_layer_without_a_law_of_initial_values(monkeypatch):
     monkeypatch.setitem(NETWORKS, "logreg", lambda name, shape, num_classes: nn.Bilinear(1, 1, 1))
-    with pytest.raises(NotImplementedError, match="no initialisation for Bilinear"):
-        build_model("logreg", MNIST, 10, 0)
+    check_error("no initialisation for Bilinear", build_model, "logreg", MNIST, 10, 0, error=NotImplementedError)
 
 
 def test_the_names_are_those_of_the_networks_and_known_without_torch():

@@ -12,6 +12,7 @@ import own_tasks
 from afflux import AffluxError
 from afflux.sim import ConfigError, Simulation, partitioned, read_audit_log, read_results, resume, sgd
 from afflux.sim.clients.flat_model import make_module
+from conftest import check_error
 
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
 
@@ -70,13 +71,10 @@ def test_another_model_is_refused_and_not_changed(tmp_path):
         memory.load(other)
     assert all(map(torch.equal, before, other.state_dict().values()))
     wrong = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match=r"weight has shape None, but that of the model is \(2, 2\)"):
-        run.load(wrong)
-    with pytest.raises(ConfigError, match="the model is not that of the run"):
-        memory.load(wrong)
+    check_error(r"weight has shape None, but that of the model is \(2, 2\)", run.load, wrong, error=ConfigError)
+    check_error("the model is not that of the run", memory.load, wrong, error=ConfigError)
     run.model_file.write_bytes(b"")
-    with pytest.raises(ConfigError, match=f"cannot read {run.model_file}"):
-        run.load(own_tasks.Net())
+    check_error(f"cannot read {run.model_file}", run.load, own_tasks.Net(), error=ConfigError)
     run.model_file.unlink()
     with pytest.raises(ConfigError, match="the result was read from a folder without models/"):
         read_results(tmp_path)[0].load(own_tasks.Net())
@@ -111,8 +109,7 @@ def test_models_on_the_way_also_of_a_run_that_was_stopped(tmp_path):
     for model, result in zip(models, (whole, own.run()[0]), strict=True):
         result.load(model)
         assert own_tasks.TEST(model)[0] == whole.final_accuracy
-    with pytest.raises(ConfigError, match="save_every needs out="):
-        own.run(save_every=6)
+    check_error("save_every needs out=", own.run, save_every=6, error=ConfigError)
     for wrong in (-1, 2.5, True, "6"):
         with pytest.raises(AffluxError, match=r"\[run\] save_every is .*, must be an int of at least 0"):
             own.run(out=tmp_path / "out", save_every=wrong)

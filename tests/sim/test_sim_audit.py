@@ -27,6 +27,7 @@ from afflux.sim.runs import event_loop
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
+from conftest import check_error
 from made_runs import run, run_paired
 from pairwise import soak
 
@@ -116,10 +117,8 @@ def test_clipped_weights_are_recorded(made, tmp_path):
     assert result.params.tobytes() != made[1].params.tobytes()
     log = audit_log.read_audit_log(tmp_path / "fedbuff_buffer_size=3-seed3.jsonl")
     assert (log.header.sim_config(log.path), "clip_norms" in SMALL.recorded()) == (config, False)
-    with pytest.raises(ConfigError, match=r"clip_norms is 0\.5, but ca2fl caches rows"):
-        run(small("ca2fl"), 3, config)
-    with pytest.raises(ConfigError, match=r"clip_norms is -1, must be 0 or more and finite"):
-        replace(SMALL, clip_norms=-1)
+    check_error(r"clip_norms is 0\.5, but ca2fl caches rows", run, small("ca2fl"), 3, config, error=ConfigError)
+    check_error(r"clip_norms is -1, must be 0 or more and finite", replace, SMALL, clip_norms=-1, error=ConfigError)
 
 
 @pytest.mark.parametrize(("rule", "kind"), [("fedavg", "update"), ("afa_cd", "gradient"), ("fedasync", "model")])
@@ -277,12 +276,10 @@ def test_a_bad_line_is_named(log, tmp_path, number, change, message):
 
 
 def test_what_is_no_log_is_refused(log, tmp_path):
-    with pytest.raises(ConfigError, match="cannot read"):
-        audit_log.read_audit_log(tmp_path / "absent.jsonl")
+    check_error("cannot read", audit_log.read_audit_log, tmp_path / "absent.jsonl", error=ConfigError)
     for text in ("", "no newline", log.path.read_text().partition("\n")[2]):
         (tmp_path / "bad.jsonl").write_text(text)
-        with pytest.raises(ConfigError, match="line 1"):
-            audit_log.read_audit_log(tmp_path / "bad.jsonl")
+        check_error("line 1", audit_log.read_audit_log, tmp_path / "bad.jsonl", error=ConfigError)
 
 
 def test_a_log_from_another_world_is_refused(log):
@@ -291,8 +288,7 @@ def test_a_log_from_another_world_is_refused(log):
         with pytest.raises(ConfigError, match="the run began with other inputs: "):
             SimulationSetup(SMALL, 3).refuse_other_inputs(log.path, other.header)
     newer = replace(log, header=msgspec.structs.replace(log.header, config=log.header.config | {"warp": 9}))
-    with pytest.raises(ConfigError, match="made by afflux"):
-        newer.header.sim_config(newer.path)
+    check_error("made by afflux", newer.header.sim_config, newer.path, error=ConfigError)
 
 
 def test_file_names_are_plain_and_tell_rules_apart():

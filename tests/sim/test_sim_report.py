@@ -18,7 +18,7 @@ from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.sim.results import run_folder
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import OF_CLIENTS, OF_PRESENCE, SimConfig
-from conftest import ROOT
+from conftest import ROOT, check_error
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=30, eval_every=10, target=0.999)
 SPECS = [parse_rule("fedbuff:buffer_size=3:staleness=polynomial(1)"), parse_rule("fedasync")]
@@ -169,12 +169,9 @@ def test_there_is_one_console():
 
 
 def test_a_folder_with_something_in_it_is_not_written_to(folder, tmp_path):
-    with pytest.raises(ConfigError, match="not an empty folder"):
-        run_folder.create_run_folder(folder)
-    with pytest.raises(ConfigError, match="not an empty folder"):
-        run_folder.create_run_folder(folder / "config.json")
-    with pytest.raises(ConfigError, match="cannot make"):
-        run_folder.create_run_folder(folder / "config.json" / "below")
+    check_error("not an empty folder", run_folder.create_run_folder, folder, error=ConfigError)
+    check_error("not an empty folder", run_folder.create_run_folder, folder / "config.json", error=ConfigError)
+    check_error("cannot make", run_folder.create_run_folder, folder / "config.json" / "below", error=ConfigError)
     assert run_folder.create_run_folder(tmp_path) == tmp_path
 
 
