@@ -1,15 +1,14 @@
 // The C functions of libafflux.so, over those of afflux.hpp. No exception leaves them.
 #include <cstddef>
 #include <cstring>
-#include <exception>
 #include <iterator>
-#include <new>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "afflux/afflux.hpp"
+#include "c/guard.hpp"
 #include "c/internal.h"
 #include "cpu/parallel_for.hpp"
 #include "cpu/pool.hpp"
@@ -87,32 +86,6 @@ const char* keep(std::string text) {
   return last_text.c_str();
 }
 
-int failed(int status, const char* message) {
-  try {
-    last_error = message;
-  } catch (...) {
-    return AFFLUX_NO_MEMORY;
-  }
-  return status;
-}
-
-// Calls the function, and returns the status for its exception.
-template <class Call>
-int guarded(const Call& call) {
-  try {
-    call();
-    return AFFLUX_OK;
-  } catch (const Error& error) {
-    return failed(AFFLUX_INVALID, error.what());
-  } catch (const Unavailable& error) {
-    return failed(AFFLUX_UNAVAILABLE, error.what());
-  } catch (const std::bad_alloc&) {
-    return failed(AFFLUX_NO_MEMORY, "out of memory");
-  } catch (const std::exception& error) {
-    return failed(AFFLUX_FAILED, error.what());
-  }
-}
-
 // The numbers of a C struct that are members of an enumeration of C++, which a caller in C may set to anything.
 void check_number(const char* name, std::int32_t number, std::int32_t most) {
   if (number < 0 || number > most)
@@ -160,6 +133,16 @@ afflux_policy_settings settings_of(const Policy& policy) {
 }
 
 }  // namespace
+
+int failed(int status, const char* message) {
+  try {
+    last_error = message;
+  } catch (...) {
+    return AFFLUX_NO_MEMORY;
+  }
+  return status;
+}
+
 }  // namespace afflux
 
 using namespace afflux;

@@ -55,6 +55,19 @@ typedef struct {
   int32_t index;
 } afflux_device;
 
+/* Control: what a client's duplicates do, and the outcomes of a push (engine/control/control.hpp). */
+enum { AFFLUX_BOTH = 0, AFFLUX_LATEST = 1, AFFLUX_REJECT = 2 };
+enum {
+  AFFLUX_JOINED = 0,     /* it is in the buffer */
+  AFFLUX_REPLACED = 1,   /* as joined, in the place of an earlier arrival of its client */
+  AFFLUX_SUPERSEDED = 2, /* the buffer holds an arrival of its client from a newer version */
+  AFFLUX_REJECTED = 3,   /* the buffer holds an arrival of its client, or the client has entered in this pass */
+  AFFLUX_DROPPED = 4,    /* older than max_staleness */
+  AFFLUX_EMPTY = 5,      /* trained on no examples */
+  AFFLUX_REFUSED = 8,    /* afflux_control_push returned AFFLUX_INVALID */
+  AFFLUX_STATUSES = 9
+};
+
 struct afflux_parts;
 
 /* A vector of `size` elements of `type`: contiguous at `data`, or in pieces (`parts`, with `data` null). */
@@ -187,6 +200,49 @@ typedef struct {
   double shift, memory_weight;
 } afflux_inner_terms;
 
+/* The decisions of a server about pushes, with numbers in the place of vectors. Not for several threads at once. */
+typedef struct afflux_control afflux_control;
+
+typedef struct {
+  int64_t buffer_size;      /* arrivals of a round, at least 1 */
+  int32_t duplicates;       /* AFFLUX_BOTH, AFFLUX_LATEST or AFFLUX_REJECT */
+  uint8_t by_flush;         /* 1: no push completes a round */
+  uint8_t limits_staleness; /* 1: pushes that are older than max_staleness are dropped */
+  int64_t max_staleness;
+  int64_t pass_clients; /* rules that take every client once per pass: the clients of a pass; 0: no passes */
+} afflux_control_settings;
+
+typedef struct {
+  const char* text;    /* an id in UTF-8; null: `number` is the id */
+  int64_t number;      /* with is_unsigned: the bits of a uint64_t */
+  uint8_t is_unsigned; /* 0 or 1 */
+} afflux_client;
+
+typedef struct {
+  afflux_client client;
+  int64_t version; /* that the client pulled; -1 - s: it has the staleness s */
+  int64_t examples, local_steps;
+  double loss, norm;
+  int64_t slot; /* of the vector: any number of the caller */
+} afflux_push;
+
+typedef struct {
+  int32_t status;    /* AFFLUX_JOINED, ... */
+  uint8_t completes; /* 1: the buffer is a round now, which must be decided before the next push */
+  int64_t staleness; /* -1: unknown */
+  int64_t version;   /* the newest one */
+  int64_t join;      /* the number of the decision; -1: the push is empty or refused */
+  int64_t step;      /* the version that the arrival's round makes; -1: it is in no buffer */
+  int64_t freed;     /* the slot of the arrival that this one has replaced; -1: there is none */
+} afflux_decision;
+
+/* The arrivals in the buffer, in an order that does not depend on when they came: by client, version and join. */
+typedef struct {
+  int64_t size;
+  const int64_t *slots, *versions, *stalenesses, *joins, *examples, *local_steps;
+  const double *losses, *norms;
+} afflux_arrivals;
+
 /* Versions. afflux_version() is that of the package, as "0.1.0"; afflux_order_version() that of the order of sums. */
 AFFLUX_API int32_t afflux_abi(void);
 AFFLUX_API const char* afflux_version(void);
@@ -222,6 +278,26 @@ AFFLUX_API int afflux_decode(afflux_codec codec, const afflux_memory* row, const
 AFFLUX_API double afflux_exp(double x);
 AFFLUX_API double afflux_log(double x);
 AFFLUX_API double afflux_pow(double x, double y);
+
+/* Control of a server whose weights and sweeps are the caller's. A round: afflux_control_arrivals, weights by their
+ * facts, afflux_control_decide_round, afflux_apply over their slots, afflux_control_commit. A decided round counts in
+ * the staleness of later pushes. */
+AFFLUX_API int afflux_control_create(const afflux_control_settings* settings, afflux_control** control);
+AFFLUX_API void afflux_control_destroy(afflux_control* control); /* null: nothing */
+AFFLUX_API int afflux_control_push(afflux_control* control, const afflux_push* push, afflux_decision* decision);
+/* The arrays are valid until the next call with this control. */
+AFFLUX_API int afflux_control_arrivals(afflux_control* control, afflux_arrivals* arrivals);
+/* Empties the buffer. Its arrivals are a round, whatever their number; steps = 0: one that makes no version. */
+AFFLUX_API int afflux_control_decide_round(afflux_control* control, int steps);
+/* The same, and a new pass begins; without arrivals there is no round: *decided = 0. */
+AFFLUX_API int afflux_control_end_pass(afflux_control* control, int steps, int* decided);
+/* Empties the buffer; *count arrivals are discarded. */
+AFFLUX_API int afflux_control_discard(afflux_control* control, int64_t* count);
+/* The version of the decided round is the newest one. */
+AFFLUX_API int afflux_control_commit(afflux_control* control);
+/* counts[AFFLUX_STATUSES], by status: all pushes, and those since the last round was decided; each may be null. */
+AFFLUX_API int afflux_control_counts(const afflux_control* control, int64_t* counts, int64_t* since_round);
+AFFLUX_API int64_t afflux_control_version(const afflux_control* control); /* the newest one */
 
 /* Chooses the instruction set of all later calls of the process: "avx512", "avx2", "baseline" or "neon". */
 AFFLUX_API int afflux_choose_isa(const char* name);

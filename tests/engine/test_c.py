@@ -1,5 +1,6 @@
 """The C interface: programs in C, C++ and Rust against the library and the CMake files of the Python package."""
 
+import ctypes
 import os
 import re
 import shutil
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 
 import afflux
-from afflux import _engine, ops
+from afflux import Server, _engine, ops
 from afflux.ops import codecs
+from afflux.rules import fedbuff
+from afflux.rules.staleness import Polynomial
 from builds import CMAKE, built, once, run
 from conftest import ROOT, found
 from test_native import checksum, lcg_vector
@@ -55,6 +58,169 @@ def test_a_program_in_c_has_the_bits_of_the_package(programs):
     assert lines["kind"] == "1 [afflux.h] step.kind is 99, must be from 0 to 6"
     assert lines["codec"] == "1"
     assert (lines["status"], lines["error"]) == ("1", "[apply] weights has 1 entries, updates has 2")
+
+
+def test_a_server_in_c_has_the_bits_of_the_package(programs):
+    state, size = 1, 1000
+
+    def next_number():
+        nonlocal state
+        state = (state * 1664525 + 1013904223) % 2**32
+        return state
+
+    rule = fedbuff(buffer_size=7, staleness=Polynomial(0.3))
+    server = Server(rule, np.zeros(size, np.float32), duplicates="both", max_staleness=5)
+    for _ in range(1000):
+        client, stale = next_number() >> 28, (next_number() >> 24) % 7
+        update = np.array([next_number() for _ in range(size)], np.uint32).view(np.int32).astype(np.float32)
+        whose = {"client": ["ann", "bob"][client] if client < 2 else client, "version": max(0, server.version - stale)}
+        server.push(**whose, update=update * np.float32(2.0**-30))
+    counts = f"{server.counts['joined']} {server.counts['dropped']}"
+    assert run(programs / "fedbuff_in_c") == f"{checksum(server.params)} {server.version} {counts}\n"
+    assert server.counts["dropped"] > 100
+
+
+class Settings(ctypes.Structure):
+    _fields_ = [
+        ("buffer_size", ctypes.c_int64),
+        ("duplicates", ctypes.c_int32),
+        ("by_flush", ctypes.c_uint8),
+        ("limits_staleness", ctypes.c_uint8),
+        ("max_staleness", ctypes.c_int64),
+        ("pass_clients", ctypes.c_int64),
+    ]
+
+
+class Push(ctypes.Structure):
+    _fields_ = [
+        ("text", ctypes.c_char_p),
+        ("number", ctypes.c_int64),
+        ("is_unsigned", ctypes.c_uint8),
+        ("version", ctypes.c_int64),
+        ("examples", ctypes.c_int64),
+        ("local_steps", ctypes.c_int64),
+        ("loss", ctypes.c_double),
+        ("norm", ctypes.c_double),
+        ("slot", ctypes.c_int64),
+    ]
+
+
+class Decision(ctypes.Structure):
+    _fields_ = [("status", ctypes.c_int32), ("completes", ctypes.c_uint8)] + [
+        (name, ctypes.c_int64) for name in ("staleness", "version", "join", "step", "freed")
+    ]
+
+
+class Arrivals(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_int64)] + [
+        (name, ctypes.POINTER(ctypes.c_int64))
+        for name in ("slots", "versions", "stalenesses", "joins", "examples", "local_steps")
+    ]
+    _fields_ += [(name, ctypes.POINTER(ctypes.c_double)) for name in ("losses", "norms")]
+
+
+class Control:
+    """A control of the library, whose functions raise ValueError with their message."""
+
+    def __init__(self, **settings):
+        self.library = ctypes.CDLL(LIBRARY)
+        self.library.afflux_last_error.restype = ctypes.c_char_p
+        self.library.afflux_control_version.restype = ctypes.c_int64
+        self.library.afflux_control_destroy.restype = None
+        self.pointer = ctypes.c_void_p()
+        self.checked(self.library.afflux_control_create(ctypes.byref(Settings(**settings)), ctypes.byref(self.pointer)))
+
+    def __del__(self):
+        self.library.afflux_control_destroy(self.pointer)
+
+    def checked(self, status):
+        if status:
+            raise ValueError(f"{status} {self.library.afflux_last_error().decode()}")
+
+    def call(self, name, *arguments):
+        self.checked(getattr(self.library, f"afflux_control_{name}")(self.pointer, *arguments))
+
+    def push(self, client, version, examples=1, slot=0, **facts):
+        decision, is_text = Decision(), isinstance(client, str)
+        push = Push(client.encode() if is_text else None, 0 if is_text else client, version=version, **facts)
+        push.examples, push.slot, push.is_unsigned = examples, slot, not is_text and client >= 2**63
+        self.call("push", ctypes.byref(push), ctypes.byref(decision))
+        return decision
+
+    def arrivals(self, name):
+        arrivals = Arrivals()
+        self.call("arrivals", ctypes.byref(arrivals))
+        return getattr(arrivals, name)[: arrivals.size]
+
+    def number(self, name, *arguments, kind=ctypes.c_int64):
+        number = kind(-1)
+        self.call(name, *arguments, ctypes.byref(number))
+        return number.value
+
+    @property
+    def version(self):
+        return self.library.afflux_control_version(self.pointer)
+
+    def counts(self):
+        counts, since = (ctypes.c_int64 * 9)(), (ctypes.c_int64 * 9)()
+        self.call("counts", counts, since)
+        return [*counts], [*since]
+
+
+def test_control_in_c():
+    control = Control(buffer_size=4, duplicates=1, limits_staleness=1, max_staleness=1)
+    pushes = [("b", 10), (2**63 + 1, 11), (5, 12), (-1, 13)]
+    for client, slot in pushes[:3]:
+        decision = control.push(client, 0, slot=slot, examples=slot, local_steps=3, loss=0.5, norm=slot / 2)
+        assert (decision.status, decision.completes, decision.staleness, decision.step) == (0, 0, 0, 1)
+    decision = control.push("b", 0, slot=20, norm=7.0, examples=4)
+    assert (decision.status, decision.freed, decision.join, decision.step) == (1, 10, 3, 1)
+    with check_raised("1 [afflux.h] the version of a push was never made"):
+        control.push(9, 1)
+    decision = control.push(9, -1 - 0, examples=0)
+    assert (decision.status, decision.join, decision.step, decision.freed, decision.staleness) == (5, -1, -1, -1, 0)
+    assert control.push(-1, 0, slot=13).completes == 1
+    with check_raised("1 [control] the buffer is a round, which must be decided first"):
+        control.push(9, 0)
+    assert control.arrivals("slots") == [13, 12, 11, 20]
+    assert control.arrivals("examples") == [1, 12, 11, 4]
+    assert control.arrivals("norms") == [0.0, 6.0, 5.5, 7.0]
+    assert (control.arrivals("joins"), control.arrivals("local_steps")) == ([4, 2, 1, 3], [0, 3, 3, 0])
+    assert (control.arrivals("losses"), control.arrivals("versions")) == ([0.0, 0.5, 0.5, 0.0], [0] * 4)
+    control.call("decide_round", 1)
+    assert (control.version, control.push(5, 0).staleness, control.arrivals("stalenesses")) == (0, 1, [1])
+    control.call("commit")
+    control.call("decide_round", 1)
+    control.call("commit")
+    decision = control.push(5, 0)
+    assert (decision.status, decision.staleness, decision.version, decision.step) == (4, 2, 2, -1)
+    assert control.push(5, -1 - 1).staleness == 1
+    assert control.counts() == ([6, 1, 0, 0, 1, 1, 0, 0, 1], [1, 0, 0, 0, 1, 0, 0, 0, 0])
+    assert (control.number("discard"), control.number("discard")) == (1, 0)
+    for name in ("commit", "decide_round"):
+        with check_raised("1 [control] "):
+            control.call(name, 1)
+
+
+def test_passes_and_wrong_settings_of_control_in_c():
+    control = Control(buffer_size=2, by_flush=1, pass_clients=2)
+    assert [control.push(client, 0).status for client in (1, 1, 2)] == [0, 3, 0]
+    with check_raised("1 [afflux.h] pass_clients other clients have entered in this pass"):
+        control.push(3, 0)
+    assert (control.number("end_pass", 0, kind=ctypes.c_int), control.version) == (1, 0)
+    assert (control.number("end_pass", 1, kind=ctypes.c_int), control.push(3, 0).status) == (0, 0)
+    for settings, message in [
+        ({}, "[control] buffer_size must be at least 1"),
+        ({"buffer_size": 1, "duplicates": 3}, "[afflux.h] duplicates is 3, must be from 0 to 2"),
+        ({"buffer_size": 1, "pass_clients": -1}, "[control] the clients of a pass must be at least 1"),
+        ({"buffer_size": 1, "limits_staleness": 1, "max_staleness": -1}, "[control] max_staleness must be at least 0"),
+    ]:
+        with check_raised(f"1 {message}"):
+            Control(**settings)
+
+
+def check_raised(message):
+    return pytest.raises(ValueError, match=f"^{re.escape(message)}")
 
 
 def test_a_program_in_cpp(programs):
