@@ -175,10 +175,10 @@ std::int64_t Ledger::count_of(py::handle number) {
   return *value;
 }
 
-py::object Ledger::list_of(const Arrivals& arrivals, std::size_t first) {
-  py::list all(arrivals.size() - std::min(first, arrivals.size()));
-  for (std::size_t i = first; i < arrivals.size(); ++i)
-    PyList_SET_ITEM(all.ptr(), static_cast<Py_ssize_t>(i - first), arrivals[i].inc_ref().ptr());
+py::object Ledger::list_of(const Arrivals& arrivals) {
+  py::list all(arrivals.size());
+  for (std::size_t i = 0; i < arrivals.size(); ++i)
+    PyList_SET_ITEM(all.ptr(), static_cast<Py_ssize_t>(i), arrivals[i].inc_ref().ptr());
   return std::move(all);
 }
 
@@ -202,8 +202,8 @@ Status Ledger::status_of(py::handle text) {
   throw py::type_error("[Ledger] an unknown status");
 }
 
-py::object Ledger::first_slot() const {
-  return now_.waiting.empty() ? py::none() : held(item(now_.waiting.front(), kSlot));
+py::object Ledger::last_slot() const {
+  return now_.waiting.empty() ? py::none() : held(item(now_.waiting.back(), kSlot));
 }
 
 py::object Ledger::counts_since_round() const {

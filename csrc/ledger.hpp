@@ -205,9 +205,6 @@ class Ledger {
     return decided_ ? snapshot(decided_->state, decided_->logged, decided_->events) : pybind11::none();
   }
   pybind11::object arrivals() const { return list_of(now_.waiting); }
-  pybind11::object arrivals_from(pybind11::handle place) const {
-    return list_of(now_.waiting, static_cast<std::size_t>(count_of(place)));
-  }
   bool fills(pybind11::handle status) const;
   bool has_room() const;
 
@@ -220,7 +217,7 @@ class Ledger {
   pybind11::object next_rule() const { return now_.next_rule; }
   pybind11::object rows() const { return now_.rows.cache; }
   std::int64_t filled() const { return now_.filled(); }
-  pybind11::object first_slot() const;
+  pybind11::object last_slot() const;
   pybind11::object round() const { return now_.round; }
   std::int64_t number() const { return now_.number; }
   pybind11::object counts() const { return counts_of(now_.counts); }
@@ -261,7 +258,7 @@ class Ledger {
   class Entries;
 
   static std::int64_t count_of(pybind11::handle number);
-  static pybind11::object list_of(const Arrivals& arrivals, std::size_t first = 0);
+  static pybind11::object list_of(const Arrivals& arrivals);
   static pybind11::object pools_of(pybind11::handle pools);
   static pybind11::object counts_of(const Counts& counts);
   static Status status_of(pybind11::handle text);

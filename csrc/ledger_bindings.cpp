@@ -83,7 +83,6 @@ void bind_ledger(py::module_& module) {
   add_method<&Ledger::take_base>(type, "take_base");
   add_method<&Ledger::put_back_base>(type, "put_back_base");
   add_method<&Ledger::arrivals>(type, "arrivals");
-  add_method<&Ledger::arrivals_from>(type, "arrivals_from");
   add_method<&Ledger::has_entered>(type, "has_entered");
   add_method<&Ledger::fills>(type, "fills");
   add_attribute<static_cast<py::object (Ledger::*)() const>(&Ledger::snapshot)>(type, "state");
@@ -97,7 +96,7 @@ void bind_ledger(py::module_& module) {
   add_attribute<&Ledger::next_rule>(type, "next_rule");
   add_attribute<&Ledger::rows>(type, "rows");
   add_attribute<&Ledger::filled>(type, "filled");
-  add_attribute<&Ledger::first_slot>(type, "first_slot");
+  add_attribute<&Ledger::last_slot>(type, "last_slot");
   add_attribute<&Ledger::round>(type, "round");
   add_attribute<&Ledger::number>(type, "number");
   add_attribute<&Ledger::counts>(type, "counts");

@@ -27,8 +27,8 @@ from afflux.aggregation.reports import (
     Status,
 )
 from afflux.aggregation.round import Round, RoundStart
-from afflux.aggregation.state import Participation, ServerState, total_of
-from afflux.aggregation.streaming import Total
+from afflux.aggregation.state import Participation, ServerState
+from afflux.aggregation.streaming import Term
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId, Rule, Scalars
@@ -131,23 +131,16 @@ class Admission(Ledger):
         return not self.by_flush and self.fills(status)
 
     @property
-    def total(self) -> Total | None:
-        """The sum of the arrivals in the buffer, if the server accumulates."""
-        return total_of(self.first_slot)
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a round, or a term of the sum, is decided and not yet computed."""
-        if self.round is not None:
-            return True
-        total = self.total
-        return total is not None and total.added < self.filled
+    def last_term(self) -> Term | None:
+        """The term of the last arrival in the buffer, if the server accumulates."""
+        slot = self.last_slot
+        return slot if isinstance(slot, Term) else None
 
     @property
     def slots_held(self) -> int:
         """The number of the server's slots that the waiting arrivals occupy; those of the round are not counted."""
-        total = self.total
-        return self.filled - (0 if total is None else total.added)
+        term = self.last_term
+        return self.filled if term is None else int(term.slot is not None)
 
     def before(self, arrivals: int, slot_bytes: int, *, ends_pass: bool = False) -> RoundStart:
         """Return the start of a round of this number of arrivals; `ends_pass`: also if clients have not entered.

@@ -29,7 +29,6 @@ from afflux.aggregation.reports import (
     no_counts,
 )
 from afflux.aggregation.state import Participation, ServerState
-from afflux.aggregation.streaming import Term
 from afflux.arrays.interop import finite, immutable_copy, is_masked, on_host
 from afflux.arrays.trees import comparable
 from afflux.ops.errors import AffluxError
@@ -59,8 +58,7 @@ class Saved:
 
 def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]:
     """Return `facts`, and the facts of the state whose size does not grow with the number of clients or joins."""
-    total, arrivals = state.total, state.waiting
-    added = 0 if total is None else total.added
+    raw = [term.weight for term in state.terms]
     return {
         **facts,
         "format": FORMAT,
@@ -69,8 +67,8 @@ def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]
         "joins": state.number,
         "counts": dict(state.counts),
         "filled": state.filled,
-        "added": added,
-        "raw": [w.slot.weight for w in arrivals[:added] if isinstance(w.slot, Term)],
+        "added": len(raw),
+        "raw": raw,
         "scalars": dict(state.scalars),
         "norms": list(state.norms),
         "handed": sorted(state.handed),
@@ -122,8 +120,8 @@ def save(facts: Mapping[str, Any], state: ServerState, read: Callable[..., HostA
 
     `facts` identify the kind of server. All decided rounds must be complete. `read` is that of the plane.
     """
-    rows, current, d, total = state.rows, state.current, facts["d"], state.total
-    added = 0 if total is None else total.added
+    rows, current, d, terms = state.rows, state.current, facts["d"], state.terms
+    slots = [read(arrival.slot, copy=False) for arrival in state.waiting[len(terms) :]]
     meta = {
         **scalar_facts(facts, state),
         "passed": [] if state.passes is None else state.passes.order[: state.passes.entered],
@@ -133,7 +131,7 @@ def save(facts: Mapping[str, Any], state: ServerState, read: Callable[..., HostA
     }
     arrays = {
         "params": read(current.params),
-        "slots": _stacked([read(w.slot, copy=False) for w in state.waiting[added:]], STORED[facts["slot_dtype"]], d),
+        "slots": _stacked(slots, STORED[facts["slot_dtype"]], d),
     }
     if current.buffers is not None:
         buffer_rows = [w.buffers for w in state.waiting if w.buffers is not None]
@@ -142,8 +140,8 @@ def save(facts: Mapping[str, Any], state: ServerState, read: Callable[..., HostA
     if rows is not None:
         arrays["rows"] = _stacked([on_host(row) for row in rows.values()], rows.codec.row_dtype, rows.codec.row_size(d))
         arrays["sum"] = on_host(rows.memory.sum, copy=True)
-    if total is not None:
-        arrays["total"] = read(total.vectors[0])
+    if terms:
+        arrays["total"] = read(terms[0].total[0])
     arrays |= {f"rule_vector.{name}": read(vector) for name, vector in state.rule_vectors.items()}
     return {"meta": meta, "arrays": arrays}
 

@@ -92,10 +92,6 @@ class LocalPlane(DataPlane):
     def slots_taken(self) -> int:
         return self.slots.taken
 
-    @property
-    def spare(self) -> bool:
-        return self.slots.spare
-
     def ingest(
         self,
         parts: Parts,
@@ -137,15 +133,11 @@ class LocalPlane(DataPlane):
             self.device.fill(total, values)
         return total
 
-    def add(self, total: Any, slots: Sequence[Slot], weights: Float64, *, first: bool, done: list[bool]) -> None:
-        if done:
-            return
-        before = self._zeros if first and self.device is HOST else total
-        if len(slots) == 1:  # a fifth faster
-            sweep = ops.Pass(before, total, ops.Combine(slots, weights))
-        else:  # term by term to the sum, so that no bit depends on which terms are added together
-            sweep = ops.Pass(before, total, ops.Combine(slots, weights, 1.0), step=ops.Step("assign"))
-        ops.apply(sweep, num_threads=self.num_threads, done=done)
+    def add(self, total: Any, slot: Slot, weight: float, *, first: bool, done: list[Any]) -> None:
+        if not done:
+            before = self._zeros if first and self.device is HOST else total
+            sweep = ops.Pass(before, total, ops.Combine([slot], np.array([weight])))
+            ops.apply(sweep, num_threads=self.num_threads, done=done)
 
     def gram(self, vectors: Sequence[Any]) -> Float64:
         return ops.gram(vectors, num_threads=self.num_threads)

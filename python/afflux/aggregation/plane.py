@@ -117,11 +117,6 @@ class DataPlane(ABC):
     def slots_taken(self) -> int:
         """The number of slots in use."""
 
-    @property
-    @abstractmethod
-    def spare(self) -> bool:
-        """Whether a slot that was in use before is free."""
-
     @abstractmethod
     def ingest(
         self,
@@ -154,15 +149,15 @@ class DataPlane(ABC):
     def first_beyond(self, vector: Slot | Draft, most: float) -> int | None:
         """Return the index of the first element that is NaN or has a magnitude beyond `most`; None: there is none."""
 
-    # Sums of servers that accumulate: terms are added without the mutex, in the order of their joins.
+    # Sums of servers that accumulate: terms are added in the order of their joins.
 
     @abstractmethod
     def total(self, values: Float64 | None = None) -> Sum:
         """Return a sum, a slot of float64: of nothing, or with these values."""
 
     @abstractmethod
-    def add(self, total: Sum, slots: Sequence[Slot], weights: Float64, *, first: bool, done: list[bool]) -> None:
-        """Add the slots times their weights, one after the other. `first`: the sum has no terms yet.
+    def add(self, total: Sum, slot: Slot, weight: float, *, first: bool, done: list[Any]) -> None:
+        """Add the slot times its weight. `first`: the sum has no terms yet.
 
         An interrupted call is repeated with its own list `done`, in which the call notes what it has done.
         """

@@ -77,8 +77,8 @@ class Round(Struct, eq=False):
         """Make the sweep; do nothing if it was made before."""
         if not self.done:
             start = perf_counter()
-            if self.terms:
-                self.terms[0].total.add(self.terms, plane)
+            for term in self.terms:
+                term.add(plane)
             plane.make(self.prepared, self.done)
             # No caller has the report yet.
             force_setattr(self.report, "seconds", self.report.seconds + perf_counter() - start)
@@ -144,7 +144,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArriva
         step = replace(step, lr=lr)
     factors, states, moves, rows = weights.vectors, [*rule.states], None, None
     if terms:
-        slots = terms[0].total.vectors
+        slots = terms[0].total
         try:
             factors = np.array([factor_of(rule, arrivals, factors, terms)])
         finally:

@@ -193,10 +193,6 @@ class ShardedPlane(DataPlane):
     def slots_taken(self) -> int:
         return self.planes[0].slots_taken
 
-    @property
-    def spare(self) -> bool:
-        return self.planes[0].spare
-
     def ingest(
         self,
         parts: Parts,
@@ -244,12 +240,11 @@ class ShardedPlane(DataPlane):
     def total(self, values: Float64 | None = None) -> Shards:
         return self.objects("total", None if values is None else self._scattered(values))
 
-    def add(self, total: Shards, slots: Sequence[Shards], weights: Float64, *, first: bool, done: list[Any]) -> None:
+    def add(self, total: Shards, slot: Shards, weight: float, *, first: bool, done: list[Any]) -> None:
         if not done:
             done.extend([[] for _ in self.planes])  # a list for each part
         for k, (plane, flags) in enumerate(zip(self.planes, done, strict=True)):
-            if not flags:
-                plane.add(total.parts[k], [slot.parts[k] for slot in slots], weights, first=first, done=flags)
+            plane.add(total.parts[k], slot.parts[k], weight, first=first, done=flags)
 
     def gram(self, vectors: Sequence[Shards]) -> Float64:
         return self._root(self.call("gram", [*vectors]), np.add)

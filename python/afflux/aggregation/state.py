@@ -11,7 +11,7 @@ from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.plane import NamedVectors
 from afflux.aggregation.reports import Closed, Entry, Opened, Pulled, no_counts
 from afflux.aggregation.round import Round
-from afflux.aggregation.streaming import Term, Total
+from afflux.aggregation.streaming import Term
 from afflux.rules.rule import ClientId, Rule, Scalars
 
 
@@ -56,14 +56,9 @@ class ServerState(Struct, frozen=True, eq=False):
         return len(self.waiting)
 
     @property
-    def total(self) -> Total | None:
-        """The sum of the arrivals in the buffer, if the server accumulates."""
-        return total_of(self.waiting[0].slot if self.waiting else None)
-
-
-def total_of(slot: object) -> Total | None:
-    """Return the sum of the buffer whose first arrival has this slot; None if the server does not accumulate."""
-    return slot.total if isinstance(slot, Term) else None
+    def terms(self) -> list[Term]:
+        """The terms of the arrivals in the buffer, all added, if the server accumulates."""
+        return [arrival.slot for arrival in self.waiting if isinstance(arrival.slot, Term)]
 
 
 def after(state: ServerState, current: Pulled, rule_vectors: NamedVectors, done: Round) -> ServerState:

@@ -3,17 +3,11 @@
     sum = sum + raw_i u_i    for each arrival, in the order of the joins, in float64
     v = factor * sum         for the round: sum_i w_i u_i with w_i = factor * raw_i, but for rounding
 
-A join puts a term into the server's state. The term needs its slot until it is added. Like the sweep of a round, a term
-is added without the mutex, by one thread at a time. If that thread is interrupted, another one adds it. Waiting terms
-are added together in one sweep over the sum, with the same bits as one sweep for each term. So a push leaves its term
-to a later push, as long as another slot is free.
+A join puts a term into the server's state, and the push adds it at once, with the mutex. Therefore the order of the
+additions is that of the joins. If an interrupt or an error comes between the two, the next call adds the term first.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Self
-
-import numpy as np
 
 from afflux._engine import strict_float_mode
 from afflux.aggregation.frames import note_stored_frames
@@ -28,74 +22,29 @@ MOST = 1e150
 MOST_SQUARES = MOST * MOST
 
 
-class _Sweep(NamedTuple):
-    """Terms that are being added: the arguments of a call of `DataPlane.add`, which an interrupted call repeats."""
-
-    terms: "Sequence[Term]"
-    slots: list[Slot]
-    weights: Float64
-    done: list[bool]
-
-
-@dataclass(slots=True, eq=False)
-class Total:
-    """The sum of a buffer's terms."""
-
-    vectors: list[Sum]  #: only the sum; a round has this list as its slots, and empties it
-    added: int = 0  #: number of arrivals in the sum
-    due: Sequence["Term"] = ()  #: the next terms to add, in the order of their joins
-    driver: int | None = None  #: the thread that adds them; None: no thread does
-    _sweep: _Sweep | None = None
-
-    @classmethod
-    def of(cls, plane: DataPlane, added: int = 0, values: Float64 | None = None) -> Self:
-        """Return a total of `added` arrivals whose sum is `values`, (d,), copied; by default an empty total."""
-        return cls([plane.total(values)], added)
-
-    def make(self, plane: DataPlane) -> None:
-        """Add the terms that are due."""
-        self.add(self.due, plane)
-        self.due = ()
-
-    def add(self, terms: Sequence["Term"], plane: DataPlane) -> None:
-        """Add these terms, which are in the order of their joins, in one sweep.
-
-        They must include all earlier terms that are not added yet. Terms that are added already are skipped, so that
-        the next call continues after an interrupt.
-        """
-        self._finish(plane)
-        slot_terms = [term for term in terms if term.slot is not None]
-        if slot_terms:
-            slots, weights = [term.slot for term in slot_terms], np.array([term.weight for term in slot_terms])
-            self._sweep = _Sweep(slot_terms, slots, weights, [])
-            self._finish(plane)
-
-    def _finish(self, plane: DataPlane) -> None:
-        """Make the sweep that has begun."""
-        sweep = self._sweep
-        if sweep is not None:
-            first = not sweep.terms[0].place
-            plane.add(self.vectors[0], sweep.slots, sweep.weights, first=first, done=sweep.done)
-            for term in sweep.terms:
-                term.slot = None
-            self.added = max(self.added, sweep.terms[-1].place + 1)
-            self._sweep = None
-
-
 class Term:
-    """The term that an arrival adds to the total."""
+    """The term that an arrival adds to the total, the sum of a buffer's terms."""
 
-    __slots__ = ("place", "slot", "total", "weight")
+    __slots__ = ("_done", "place", "slot", "total", "weight")
 
-    def __init__(self, total: Total, place: int, weight: float, slot: Slot | None) -> None:
-        self.total = total
+    def __init__(self, total: list[Sum], place: int, weight: float, slot: Slot | None) -> None:
+        self.total = total  #: only the sum; a round has this list as its slots, and empties it
         self.place = place  #: in the buffer, from 0
         self.weight = weight
-        self.slot = slot if place >= total.added else None  #: None once it is added
+        self.slot = slot  #: None once it is added
+        self._done: list[bool] = []
+
+    def add(self, plane: DataPlane) -> None:
+        """Add the slot to the total, after all earlier terms, unless it was added. An interrupted call is repeated."""
+        if self.slot is not None:
+            plane.add(self.total[0], self.slot, self.weight, first=not self.place, done=self._done)
+            self.slot = None
 
 
-def term_of(rule: Rule, total: Total, place: int, arguments: tuple[int, int, float, Facts], slot: Slot | None) -> Term:
-    """Return the term of the arrival at index `place` of the buffer.
+def term_of(
+    rule: Rule, total: list[Sum], place: int, arguments: tuple[int, int, float, Facts], slot: Slot | None
+) -> Term:
+    """Return the term of the arrival at index `place` of the buffer; without a slot it is added already.
 
     `arguments` are its staleness, num_examples, norm and facts.
 

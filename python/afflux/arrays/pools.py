@@ -163,11 +163,6 @@ class Slots:
         """Return a new slot beyond the limit, for a vector that will move to a slot of the limit."""
         return self._device.take(self._device.pool(self.size, self.dtype, 0, until_read=self._until_read))
 
-    @property
-    def spare(self) -> bool:
-        """Whether a slot that was in use before is free; on a GPU always False."""
-        return self._device is HOST and any(pool.allocated > pool.held for pool in self.pools)
-
     def grow(self, limit: int) -> None:
         """Raise the limit to `limit` slots, unless it is higher already. `together` does not change: it affects only
         speed.

@@ -35,7 +35,6 @@ from afflux.ops import Conversion, Ingested
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import integer, optional, positive
-from afflux.rules.rule import Float64
 
 #: A shard of fewer elements costs more by its messages than it saves: see docs/distributed.md.
 LEAST_ELEMENTS = 4_000_000
@@ -341,10 +340,10 @@ class RayPlane(ShardedPlane):
         is_slot = isinstance(vector, RemoteVector) and vector.is_slot
         return self._options.slot_dtype if is_slot else self._options.dtype
 
-    def add(self, total: Shards, slots: Sequence[Shards], weights: Float64, *, first: bool, done: list[Any]) -> None:
+    def add(self, total: Shards, slot: Shards, weight: float, *, first: bool, done: list[Any]) -> None:
         if not done:
             done.append(next(_numbers))
-        self.call("add_once", done[0], total, [*slots], weights, first=first)
+        self.call("add_once", done[0], total, slot, weight, first=first)
 
     def prepare(
         self, plan: RoundPlan, params: Shards, rule_vectors: NamedVectors, rows: ShardedRows | None, op: str

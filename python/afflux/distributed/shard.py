@@ -74,10 +74,10 @@ class PartPlane(LocalPlane):
             self.make(prepared, prepared.swept)
         return prepared.swept[0]
 
-    def add_once(self, number: int, total: Any, slots: Any, weights: Any, *, first: bool) -> None:
+    def add_once(self, number: int, total: Any, slot: Any, weight: float, *, first: bool) -> None:
         """Make the call of `add` with this number once."""
         if number not in self._added:
-            self.add(total, slots, weights, first=first, done=[])
+            self.add(total, slot, weight, first=first, done=[])
             self._added = (*self._added[-63:], number)
 
 

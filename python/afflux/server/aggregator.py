@@ -13,7 +13,6 @@ from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.plane import DataPlane, Slot, Vector
 from afflux.aggregation.reports import Pulled, Receipt, Report
 from afflux.aggregation.round import Round, prepare
-from afflux.aggregation.streaming import Term, Total
 from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.units import ITEM_BYTES
 from afflux.rules.rule import Float64, Rule
@@ -72,7 +71,7 @@ class Aggregator:
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
         mutex = admission.mutex
-        self._monitor = Monitor[Round | Total](mutex, self._publish, self._next_job, self._run, self._at_rest)
+        self._monitor = Monitor[Round](mutex, self._publish, self._next_job, self._run, self._at_rest)
         self._monitor.alone = plane.alone
         #: Rejects calls in a forked child that cannot use the server.
         self.check_process = self._monitor.check_process
@@ -80,7 +79,6 @@ class Aggregator:
         self.notify_waiters = self._monitor.notify_waiters
         #: Called when the server is deleted: the vectors are then freed with the last reference to this object.
         self.hold_weakly = self._monitor.hold_weakly
-        self._waiting_for_idle: set[int] = set()  # threads
         self._step_calls = None if on_step is None else StepCalls(on_step, admission.next_report, self._monitor.locked)
 
     @property
@@ -110,16 +108,12 @@ class Aggregator:
             self._monitor.check_process(op)
         if admission.closed or admission.failure:
             self._check_open(op)
-        if mutex.is_mine or (mutex.handed_out and self._drives(get_ident())):
+        making = admission.round if mutex.handed_out else None
+        if mutex.is_mine or (making is not None and making.driver == get_ident()):
             raise AffluxError(
                 f"[{op}] called from within the rule's weigh or step, or by a signal handler, amid another call of "
                 "this thread"
             )
-
-    def _drives(self, thread: int) -> bool:
-        """Return whether the thread makes a round or terms."""
-        jobs = self.admission.round, self.admission.total
-        return any(job is not None and job.driver == thread for job in jobs)
 
     def _check_open(self, op: str) -> None:
         closed, failure = self.admission.closed, self.admission.failure
@@ -136,43 +130,34 @@ class Aggregator:
     # Waiting
 
     def when_idle(self, op: str, action: Callable[[], _Result], *, makes_version: bool = False) -> _Result:
-        """Call `action` with the mutex, after the decided round and all terms were made.
+        """Call `action` with the mutex, after the decided round was made and all terms were added.
 
         With `makes_version` also after calls that read a version have made room for the one that `action` makes, unless
         only tasks hold those that are in its way: `make_room` gives them up.
         """
-        attempt = partial(self._when_idle, op, action, makes_version)  # no closure
-        me, waits = get_ident(), self._waiting_for_idle
-        try:
-            waits.add(me)  # pushes leave no terms meanwhile
-            outcome = self._monitor.wait_for(attempt)
-        finally:
-            waits.discard(me)
+        outcome = self._monitor.wait_for(partial(self._when_idle, op, action, makes_version))  # no closure
         assert outcome is not None  # it was given no timeout
         return outcome[0]
 
     def _when_idle(self, op: str, action: Callable[[], _Result], makes_version: bool) -> tuple[_Result] | None:
         self._check_open(op)
         self.check_storage()
-        if self.admission.unfinished or (makes_version and self.plane.full and self.reading):
+        self._add_last_term()
+        if self.admission.round is not None or (makes_version and self.plane.full and self.reading):
             return None
         return (action(),)
 
     def when_no_job_runs(self, action: Callable[[], None]) -> None:
-        """Call `action` with the mutex, when no thread makes a round or terms; start no such job."""
+        """Call `action` with the mutex, when no thread makes a round; start none."""
 
         def attempt() -> bool | None:
-            if self._working():
+            making = self.admission.round
+            if making is not None and making.driver is not None:
                 return None
             action()
             return True
 
         self._monitor.wait_for(attempt, work=False)
-
-    def _working(self) -> bool:
-        """Return whether a thread makes a round or terms."""
-        making, adding = self.admission.round, self.admission.total
-        return (making is not None and making.driver is not None) or (adding is not None and adding.driver is not None)
 
     def locked(self, action: Callable[[], _Result]) -> _Result:
         """Call `action` with the mutex."""
@@ -210,6 +195,7 @@ class Aggregator:
 
     def _free_slot(self) -> Slot | None:
         self._check_open("push")
+        self._add_last_term()
         slot = self.plane.reserve()
         if slot is None and self.admission.by_flush and self.admission.slots_held >= self.max_slots:
             self.checked("push", None)  # only a flush could free one, perhaps of this thread
@@ -225,7 +211,7 @@ class Aggregator:
             return receipt
         decision = self._monitor.wait_for(partial(self._joined, pushed, ticket))  # no closure
         assert decision is not None  # it was given no timeout
-        status, staleness, join, _, completed = decision
+        status, staleness, join, completed = decision
         if ticket.warning:
             getLogger("afflux").warning(ticket.warning)
         report = None
@@ -234,7 +220,7 @@ class Aggregator:
             if self.norm_watch is not None:
                 self.norm_watch.see(report)
             ticket.made_step = True
-            ticket.decided[0] = (status, staleness, join, None, None)
+            ticket.decided[0] = (status, staleness, join, None)
             decision = completed = None  # the round holds versions of params
         receipt = receipt_of(self.admission, ticket.pulled, (status, staleness, join), report)
         if status != "joined":
@@ -242,7 +228,7 @@ class Aggregator:
         return receipt
 
     def _joined(self, pushed: Pushed, ticket: Ticket) -> Decided | None:
-        """Return the decision; None until its round is published or skipped, and its term is added or can wait."""
+        """Return the decision; None until its round is published or skipped."""
         admission = self.admission
         if not ticket.decided:
             if admission.closed or admission.failure:
@@ -255,23 +241,28 @@ class Aggregator:
                 raise TaskClosedError(f"[push] task {task_id} is closed")
             status, staleness = admission.status(client_id, version)
             completes = admission.completes(status)
-            # Waiting terms are added with those of the round, in one sweep.
-            if completes and (admission.round is not None or self._working() or not self.make_room()):
+            if completes and (admission.round is not None or not self.make_room()):
                 return None
-            total = (admission.total or Total.of(self.plane)) if self.accumulate and status == "joined" else None
-            arrival, term = arrival_of(admission, pushed, staleness, ticket, total)
+            self._add_last_term()
+            adds_to = self.plane if self.accumulate and status == "joined" else None
+            arrival = arrival_of(admission, pushed, staleness, ticket, adds_to)
             ticket.pulled = version
             completed = self._prepared("push", [*admission.arrivals(), arrival]) if completes else None
-            decision = status, staleness, arrival.join, term, completed
+            decision = status, staleness, arrival.join, completed
             admission.record(status, arrival, completed, task_id, decision, ticket.decided)
             if status != "joined":
                 ticket.warning = self._progress_watch.see(admission)
-        decision = ticket.decided[0]
-        _, _, _, term, completed = decision
-        ended = self._has_ended("push", completed) and (term is None or self._left(term))
-        if not ended:
-            self._check_open("push")
-        return decision if ended else None
+            self._add_last_term()
+        recorded: Decided = ticket.decided[0]
+        if self._has_ended("push", recorded[-1]):
+            return recorded
+        self._check_open("push")
+        return None
+
+    def _add_last_term(self) -> None:
+        """Add the vector of the last join to the sum of a server that accumulates, unless its push has added it."""
+        if (term := self.admission.last_term) is not None:
+            term.add(self.plane)
 
     def _has_ended(self, op: str, decided: Round | None) -> bool:
         """Return whether a round was made; True if there is no round. The server may be closed since the round.
@@ -286,20 +277,6 @@ class Aggregator:
         elif decided is not None and decided.failure:  # also if another thread has closed the server, or loaded a state
             raise AffluxError(f"[{op}] {decided.failure}")
         return not waits
-
-    def _left(self, term: Term) -> bool:
-        """Return whether a push may return before its term is added.
-
-        The term can wait for the terms of later pushes while these find a slot: an existing slot or, if several pushes
-        are in progress, a new one.
-        """
-        admission, slot = self.admission, term.slot
-        if slot is None or term.total is not admission.total:
-            # A round without a step adds nothing; a round that is made adds the waiting terms.
-            return slot is None or admission.round is None
-        if self._waiting_for_idle:
-            return False
-        return self.plane.spare or admission.slots_held < self.plane.slots_taken < self.max_slots
 
     def make_room(self) -> bool:
         """Release bases of tasks to make room for a version.
@@ -365,8 +342,7 @@ class Aggregator:
             if prepared is None:
                 self._check_open(op)
                 self.check_storage()
-                # Waiting terms are added with those of the round.
-                if self._working() or self.admission.round is not None:
+                if self.admission.round is not None:
                     return None
                 draft = self.admission if batch is None else batch.decided()
                 makes = draft.filled and not (late and not draft.late)
@@ -442,24 +418,15 @@ class Aggregator:
 
     # Making
 
-    def _next_job(self) -> Round | Total | None:
+    def _next_job(self) -> Round | None:
         admission = self.admission
-        if admission.closed:
-            return None
-        decided, total = admission.round, admission.total
-        if decided is not None and decided.driver is None and not admission.failure:
-            return decided
-        if total is None or total.added == admission.filled or total.driver is not None:
-            return None
-        total.due = [w.slot for w in admission.arrivals_from(total.added) if isinstance(w.slot, Term)]
-        return total
+        decided = admission.round
+        free = decided is not None and decided.driver is None and not (admission.closed or admission.failure)
+        return decided if free else None
 
-    def _run(self, job: Round | Total) -> None:
-        """Make and save the sweep of a round; or add the terms that are due."""
-        if isinstance(job, Total) or job.saved:
-            job.make(self.plane)
-            return
-        storage = self.storage
+    def _run(self, job: Round) -> None:
+        """Make and save the sweep of a round."""
+        storage = None if job.saved else self.storage
         if storage is not None and not job.done:
             storage.prepare_sweep(job)
         job.make(self.plane)
@@ -474,7 +441,7 @@ class Aggregator:
         job = admission.round
         # The frames of the thread that makes it hold the version that the round has read.
         if job is None or not job.finished or job.driver is not None:
-            return admission.unfinished
+            return job is not None
         if job.unsound:
             self._fail(job)
             return False
@@ -483,7 +450,7 @@ class Aggregator:
             rows.commit(new_rows, job.moves)
         admission.commit(Pulled(params, job.report.version, job.buffers), rule_vectors, job)
         job.release(self.plane)
-        return admission.unfinished
+        return False
 
     def _fail(self, job: Round) -> None:
         """Abandon a round that has written a non-finite value.
@@ -501,4 +468,4 @@ class Aggregator:
 
     def _at_rest(self) -> bool:
         admission = self.admission
-        return admission.round is None and not self._working() and self.plane.slots_taken == admission.slots_held
+        return admission.round is None and self.plane.slots_taken == admission.slots_held

@@ -5,9 +5,10 @@ from typing import Any, Protocol
 
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
+from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Fault, JoinStatus, Receipt, Report
 from afflux.aggregation.round import Round
-from afflux.aggregation.streaming import Term, Total, term_of
+from afflux.aggregation.streaming import term_of
 from afflux.server.pending_push import NoArrival, Ticket
 
 #: The most characters of a faulty client's id.
@@ -31,16 +32,16 @@ class RoundStorage(Protocol):
 
 
 def arrival_of(
-    admission: Admission, pushed: Pushed, staleness: int, ticket: Ticket, total: Total | None
-) -> tuple[PendingArrival, Term | None]:
-    """Return the arrival of a push that is decided now; with its term, if it is added to `total`."""
+    admission: Admission, pushed: Pushed, staleness: int, ticket: Ticket, adds_to: DataPlane | None
+) -> PendingArrival:
+    """Return the arrival of a push that is decided now; with a term, if a sum of this plane gets it."""
     # Without the class's own __new__, as for the receipt: that call takes three times as long.
     arrival = tuple.__new__(PendingArrival, (*pushed, admission.number, staleness, ticket.staged_row))
-    if total is None:
-        return arrival, None
-    facts = (staleness, arrival.num_examples, arrival.norm, arrival.facts)
-    term = term_of(admission.rule, total, admission.filled, facts, ticket.slot)
-    return arrival._replace(slot=term), term
+    if adds_to is None:
+        return arrival
+    facts, last = (staleness, arrival.num_examples, arrival.norm, arrival.facts), admission.last_term
+    total = [adds_to.total()] if last is None else last.total
+    return arrival._replace(slot=term_of(admission.rule, total, admission.filled, facts, ticket.slot))
 
 
 def receipt_of(

@@ -9,13 +9,11 @@ from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.plane import Slot
 from afflux.aggregation.reports import JoinStatus, Opened, Status
 from afflux.aggregation.round import Round
-from afflux.aggregation.streaming import Term
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import ClientId
 
-#: The decision about an arrival: status, staleness, number of the join, its term if the server accumulates, and the
-#: round that it completes.
-Decided = tuple[JoinStatus, int, int, Term | None, Round | None]
+#: The decision about an arrival: status, staleness, number of the join, and the round that it completes.
+Decided = tuple[JoinStatus, int, int, Round | None]
 
 
 class TaskClosedError(AffluxError):

@@ -23,7 +23,7 @@ from afflux.aggregation.local_plane import LocalPlane, plane_like
 from afflux.aggregation.options import Options, ServerOptions
 from afflux.aggregation.plane import DataPlane, Slot
 from afflux.aggregation.reports import Pulled
-from afflux.aggregation.streaming import MOST_SQUARES, Total, term_of
+from afflux.aggregation.streaming import MOST_SQUARES, term_of
 from afflux.arrays.constants import Constants
 from afflux.arrays.interop import is_masked
 from afflux.arrays.layout import Layout
@@ -302,7 +302,7 @@ def arrivals_of(
 
 def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot | None]) -> list[PendingArrival]:
     """Return the arrivals for a server that accumulates. A buffered state's vectors are added, through one slot."""
-    total, arrivals, slot = Total.of(aggregator.plane, saved.added, saved.total), list(saved.state.waiting), None
+    total, arrivals, slot = [aggregator.plane.total(saved.total)], list(saved.state.waiting), None
     for place, arrival in enumerate(arrivals):
         if place >= saved.added:
             arrival = _filled(take() if slot is None else slot, arrival, aggregator)
@@ -320,7 +320,7 @@ def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot |
                 f"{saved.raw[place]}, and this rule gives it {term.weight}: save the state after a flush() or discard()"
             )
         if place >= saved.added:
-            total.add([term], aggregator.plane)
+            term.add(aggregator.plane)
         arrivals[place] = arrival._replace(slot=term)
     return arrivals
 

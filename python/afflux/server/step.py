@@ -13,7 +13,6 @@ from afflux.aggregation.frames import clear_stored_frames
 from afflux.aggregation.options import ServerOptions, reads_in_place
 from afflux.aggregation.reports import JoinStatus, Receipt, Report
 from afflux.aggregation.round import Round
-from afflux.aggregation.streaming import Total
 from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError, StoreError, UnavailableError
 from afflux.ops.validation import brief, unreadable
@@ -203,10 +202,9 @@ class StepBatch:
         if pushed[1] < 0:
             pushed = draft.counted(pushed)
         status, staleness = draft.status(pushed[0], pushed[1])
-        fills, total = draft.fills(status), None
-        if aggregator.accumulate and status == "joined":
-            total = draft.total or Total.of(aggregator.plane)
-        arrival, _ = arrival_of(draft, pushed, staleness, ticket, total)
+        fills = draft.fills(status)
+        adds_to = aggregator.plane if aggregator.accumulate and status == "joined" else None
+        arrival = arrival_of(draft, pushed, staleness, ticket, adds_to)
         draft.record(status, arrival, None, task_id)
         decision: tuple[JoinStatus, int, int] = status, staleness, arrival.join
         return fills, receipt_of(draft, pushed[1], decision)

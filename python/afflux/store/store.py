@@ -267,7 +267,7 @@ class Store:
         if self.rows is not None:
             rows, counts = self.rows.changed_places(moves), self.rows.counts if moves is None else moves.counts
         slots = {w.join: w.slot for w in state.waiting if not isinstance(w.slot, Term)}
-        total = None if state.total is None else state.total.vectors[0]
+        total = state.terms[0].total[0] if state.terms else None
         places = self.vectors.save(now.params, state.rule_vectors, total, slots, swept)
         if self._power:
             self.vectors.flush(places, self._retained_places.values(), rows.values())
