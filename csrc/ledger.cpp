@@ -31,6 +31,12 @@ py::object object_of(const std::optional<std::int64_t>& value) { return value ? 
 
 Py_ssize_t length_of(py::handle list) { return is_none(list) ? 0 : PyList_GET_SIZE(list.ptr()); }
 
+control::Duplicates duplicates_of(const std::string& name) {
+  return name == "both"     ? control::Duplicates::both
+         : name == "latest" ? control::Duplicates::latest
+                            : control::Duplicates::reject;
+}
+
 // References that a decision drops beside those of arrivals.
 constexpr std::size_t kFewReferences = 8;
 
@@ -91,9 +97,7 @@ Ledger::Ledger(const py::tuple& classes, const std::string& duplicates, std::opt
                std::optional<double> flush_after, bool by_flush, bool log, bool reporting, bool accumulates,
                std::int64_t max_bases)
     : classes_(classes),
-      both_count_(duplicates == "both"),
-      latest_counts_(duplicates == "latest"),
-      max_staleness_(max_staleness),
+      rules_{duplicates_of(duplicates), max_staleness},
       reporting_(reporting),
       accumulates_(accumulates),
       flush_after_(flush_after),
@@ -106,9 +110,7 @@ Ledger::Ledger(const py::tuple& classes, const std::string& duplicates, std::opt
 
 Ledger::Ledger(Ledger& begun)
     : classes_(begun.classes_),
-      both_count_(begun.both_count_),
-      latest_counts_(begun.latest_counts_),
-      max_staleness_(begun.max_staleness_),
+      rules_(begun.rules_),
       reporting_(begun.reporting_),
       accumulates_(begun.accumulates_),
       flush_after_(begun.flush_after_),
@@ -190,7 +192,7 @@ py::object Ledger::pools_of(py::handle pools) {
 
 py::object Ledger::counts_of(const Counts& counts) {
   py::dict all;
-  for (std::size_t i = 0; i < kStatuses; ++i) put(all, texts->statuses[i], integer(counts[i]));
+  for (std::size_t i = 0; i < kStatuses; ++i) put(all, texts->statuses[i], integer(counts[static_cast<Status>(i)]));
   return std::move(all);
 }
 
@@ -206,11 +208,7 @@ py::object Ledger::last_slot() const {
   return now_.waiting.empty() ? py::none() : held(item(now_.waiting.back(), kSlot));
 }
 
-py::object Ledger::counts_since_round() const {
-  Counts since{};
-  for (std::size_t i = 0; i < kStatuses; ++i) since[i] = now_.counts[i] - now_.round_counts[i];
-  return counts_of(since);
-}
+py::object Ledger::counts_since_round() const { return counts_of(now_.counts.since(now_.round_counts)); }
 
 py::object Ledger::pass_clients() const { return now_.passes ? integer(now_.passes->num_clients) : py::none(); }
 
@@ -219,7 +217,7 @@ py::object Ledger::entered() const {
   return owned(PyList_GetSlice(now_.passes->order.ptr(), 0, PyList_GET_SIZE(now_.passes->order.ptr())));
 }
 
-py::object Ledger::max_staleness() const { return object_of(max_staleness_); }
+py::object Ledger::max_staleness() const { return object_of(rules_.max_staleness); }
 
 py::object Ledger::faults() const {
   py::tuple all(faults_.size());
@@ -263,7 +261,7 @@ py::object Ledger::durable(std::int64_t version) const {
 
 py::object Ledger::receipt(Status status, std::int64_t staleness, std::int64_t version, std::int64_t number,
                            std::int64_t makes) const {
-  return tuple_of<8>(classes_.receipt, {texts->statuses[status], integer(staleness), integer(version), integer(number),
+  return tuple_of<8>(classes_.receipt, {text_of(status), integer(staleness), integer(version), integer(number),
                                         integer(makes), py::none(), durable(makes), texts->nothing});
 }
 
@@ -272,10 +270,11 @@ py::object Ledger::receipt(Status status, std::int64_t staleness, std::int64_t v
 bool Ledger::late() const { return flush_after_ && filled() > 0 && now() - now_.since > *flush_after_; }
 
 std::int64_t Ledger::target() const {
-  return now_.passes ? std::min(now_.buffer_size, now_.passes->left() + filled()) : now_.buffer_size;
+  return control::round_size(now_.buffer_size, filled(),
+                             now_.passes ? std::optional(now_.passes->left()) : std::nullopt);
 }
 
-bool Ledger::fills(py::handle status) const { return status_of(status) == kJoined && fills_buffer(); }
+bool Ledger::fills(py::handle status) const { return fills_buffer(status_of(status)); }
 
 bool Ledger::has_room() const {
   if (now_.passes && now_.passes->left() == 0) return false;
@@ -283,21 +282,21 @@ bool Ledger::has_room() const {
 }
 
 std::optional<std::pair<Status, std::int64_t>> Ledger::outcome(py::handle client, std::int64_t version) const {
-  // A decided round counts even before its sweep is made, so that the decisions alone determine the staleness.
   const std::int64_t staleness = decided_version() - version;
-  const auto as = [staleness](Status status) { return std::pair(status, staleness); };
   if (staleness < 0) return {};
-  if (max_staleness_ && staleness > *max_staleness_) return as(kDropped);
-  if (now_.passes) return as(now_.passes->has(client) ? kRejected : kJoined);
-  if (both_count_ || !contains(places_, client)) return as(kJoined);
-  if (!latest_counts_) return as(kRejected);
-  return as(version_of(now_.waiting.at(place_of(client))) > version ? kSuperseded : kReplaced);
+  const auto has_entered = [&] { return now_.passes->has(client); };
+  const auto waiting = [&]() -> std::optional<std::int64_t> {
+    if (!contains(places_, client)) return {};
+    return version_of(now_.waiting.at(place_of(client)));
+  };
+  return std::pair(control::status_of(rules_, version, staleness, now_.passes.has_value(), has_entered, waiting),
+                   staleness);
 }
 
 py::object Ledger::decide(py::handle client, py::handle version) const {
   const std::int64_t pulled = count_of(version);
   const auto found = outcome(client, pulled);
-  const py::object status = found ? py::object(texts->statuses[found->first]) : py::none();
+  const py::object status = found ? py::object(text_of(found->first)) : py::none();
   return py::make_tuple(status, decided_version() - pulled);
 }
 
@@ -309,9 +308,8 @@ bool Ledger::is_open(py::handle id) const {
 
 py::object Ledger::log_entry(Status status, py::handle arrival) const {
   const auto fact = [arrival](Fact which) { return item(arrival, which); };
-  return tuple_of<9>(classes_.join,
-                     {fact(kJoin), texts->statuses[status], fact(kClient), fact(kVersion), fact(kStaleness),
-                      fact(kExamples), fact(kLoss), fact(kLocalSteps), fact(kOwnFacts)});
+  return tuple_of<9>(classes_.join, {fact(kJoin), text_of(status), fact(kClient), fact(kVersion), fact(kStaleness),
+                                     fact(kExamples), fact(kLoss), fact(kLocalSteps), fact(kOwnFacts)});
 }
 
 // Returns the event that a push has closed its task, and makes room for `close_pushed`; None if it has none.
@@ -390,14 +388,14 @@ void Ledger::admit(Status status, const py::object& arrival, const Decided* made
     dropped.reserve(now_.waiting.size() + kFewReferences);
   }
   make_room(now_.waiting);
-  py::object* const replaced = status == kReplaced ? &now_.waiting.at(place_of(client)) : nullptr;
+  py::object* const replaced = status == Status::replaced ? &now_.waiting.at(place_of(client)) : nullptr;
   Entries entries;
   entries.append(decided, decision);
   if (replaced != nullptr) entries.append(decided, *replaced);  // the caller releases it, without the mutex
   note(entries, entry, event);
-  if (status == kJoined) {
+  if (status == Status::joined) {
     if (now_.passes && !next) now_.passes->enter(client);
-    if (!both_count_ && made == nullptr) put(places_, client, integer(filled()));
+    if (rules_.duplicates != control::Duplicates::both && made == nullptr) put(places_, client, integer(filled()));
   }
   entries.keep();
   ++now_.counts[status];
@@ -408,7 +406,7 @@ void Ledger::admit(Status status, const py::object& arrival, const Decided* made
   } else if (made != nullptr) {
     if (next) now_.passes = std::move(next);
     start_round(made, dropped);
-  } else if (status == kJoined) {
+  } else if (status == Status::joined) {
     if (filled() == 0) now_.since = now();
     now_.waiting.push_back(arrival);
   }
@@ -434,7 +432,7 @@ py::object Ledger::join(py::handle pushed, py::handle staged_row, py::handle tas
     const Held mutex(*lock_);
     if (!mutex || !lock_->is_quiet() || closed_ || !is_none(failure_) || pulled < 0) return py::none();
     const auto found = outcome(client, pulled);
-    if (!found || found->first != kJoined || (!by_flush_ && fills_buffer())) return py::none();
+    if (!found || found->first != Status::joined || (!by_flush_ && fills_buffer(Status::joined))) return py::none();
     if (!has_room() && !contains(now_.rows.slots, client)) return py::none();
     if (!is_none(task) && !tasks_.is_open(task)) return py::none();
     staleness = found->second;
@@ -449,10 +447,10 @@ py::object Ledger::join(py::handle pushed, py::handle staged_row, py::handle tas
     py::object decision = py::none();
     if (!is_none(decided))
       decision = tuple_of<5>(reinterpret_cast<PyObject*>(&PyTuple_Type),
-                             {texts->statuses[kJoined], late, join, py::none(), py::none()});
-    admit(kJoined, arrival, nullptr, task, decision, decided, dropped);
+                             {text_of(Status::joined), late, join, py::none(), py::none()});
+    admit(Status::joined, arrival, nullptr, task, decision, decided, dropped);
   }
-  return receipt(kJoined, staleness, version, number, makes);
+  return receipt(Status::joined, staleness, version, number, makes);
 }
 
 void Ledger::count_push(py::handle status, py::handle task, py::handle fault, py::handle receipt, py::handle decided) {
@@ -472,7 +470,8 @@ void Ledger::count_push(py::handle status, py::handle task, py::handle fault, py
 py::object Ledger::cut(py::handle round, py::handle entry, py::handle ends_pass) {
   std::optional<Decided> made;
   if (!is_none(round)) made.emplace(round);
-  if (begun_ != nullptr) now_.counts[kRefused] = begun_->now_.counts[kRefused];  // calls of the rule's weigh part
+  if (begun_ != nullptr)
+    now_.counts[Status::refused] = begun_->now_.counts[Status::refused];  // calls of the rule's weigh part
   std::optional<Pass> next;
   if (now_.passes && (is_set(ends_pass) || (made && now_.passes->left() == 0))) next = now_.passes->next();
   Dropped dropped;
@@ -516,14 +515,14 @@ void Ledger::adopt(py::handle draft_object) {
     if (draft.now_.passes->begun == &*now_.passes) draft.now_.passes->begun = &*pass;
     merge(*pass, std::move(*draft.now_.passes));
   }
-  const std::int64_t refused = now_.counts[kRefused];
+  const std::int64_t refused = now_.counts[Status::refused];
   std::swap(now_, draft.now_);  // the old state is released with the draft
   now_.log = log;
   now_.task_events = events;
   now_.passes = std::move(pass);
   draft.now_.passes.reset();
-  now_.counts[kRefused] = refused;
-  if (draft.cut_ && rounds_ != draft.rounds_) now_.round_counts[kRefused] = refused;
+  now_.counts[Status::refused] = refused;
+  if (draft.cut_ && rounds_ != draft.rounds_) now_.round_counts[Status::refused] = refused;
   rounds_ = draft.rounds_;
   std::swap(places_, draft.places_);
   std::swap(unreported_, draft.unreported_);
@@ -550,7 +549,7 @@ void Ledger::commit(py::handle current, py::handle version, py::handle rule_vect
   now_.rows.clients = clients;
   now_.rows.coming = 0;
   const std::unique_ptr<Kept> decided = std::move(decided_);
-  if (max_staleness_) tasks_.release_before(number - *max_staleness_, dropped);
+  if (rules_.max_staleness) tasks_.release_before(number - *rules_.max_staleness, dropped);
 }
 
 void Ledger::abandon_round(py::handle why) {
@@ -577,7 +576,7 @@ void Ledger::set_params(py::handle current, py::handle version, py::handle entry
   entries.keep();
   dropped.push_back(std::exchange(now_.current, held(current)));
   now_.version = number;
-  if (max_staleness_) tasks_.release_before(number - *max_staleness_, dropped);
+  if (rules_.max_staleness) tasks_.release_before(number - *rules_.max_staleness, dropped);
 }
 
 bool Ledger::replace_rule(py::handle rule, py::handle buffer_size, py::handle entry) {
@@ -631,7 +630,8 @@ py::object Ledger::load(py::handle versions, py::handle rules, py::handle rows, 
   }
   state.waiting = arrivals_of(waiting);
   state.number = count_of(item(counted, 0));
-  for (std::size_t i = 0; i < kStatuses; ++i) state.counts[i] = count_of(item(counted, 1)[texts->statuses[i]]);
+  for (std::size_t i = 0; i < kStatuses; ++i)
+    state.counts[static_cast<Status>(i)] = count_of(item(counted, 1)[texts->statuses[i]]);
   state.round_counts = state.counts;
   if (!is_none(now_.log)) state.log = held(log);
   state.rule_vectors = held(item(vectors, 0));
@@ -646,7 +646,7 @@ py::object Ledger::load(py::handle versions, py::handle rules, py::handle rows, 
   }
   state.since = now();
   py::dict places;
-  for (std::size_t i = 0; i < state.waiting.size() && !both_count_; ++i)
+  for (std::size_t i = 0; i < state.waiting.size() && rules_.duplicates != control::Duplicates::both; ++i)
     put(places, client_of(state.waiting[i]), integer(static_cast<std::int64_t>(i)));
   py::object before = list_of(now_.waiting);
   Dropped dropped;

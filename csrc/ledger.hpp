@@ -13,6 +13,8 @@
 #include <utility>
 
 #include "buffers.hpp"
+#include "control/counts.hpp"
+#include "control/decision.hpp"
 #include "mutex.hpp"
 #include "passes.hpp"
 #include "task_book.hpp"
@@ -42,20 +44,7 @@ enum Fact : std::size_t {
 extern std::optional<double> fixed_time;
 double now();
 
-// The outcomes of a push, see aggregation.reports.Status; the last one counts pushes that raise an error.
-enum Status : std::size_t {
-  kJoined,
-  kReplaced,
-  kSuperseded,
-  kRejected,
-  kDropped,
-  kEmpty,
-  kExpired,
-  kFaulty,
-  kRefused,
-  kStatuses
-};
-using Counts = std::array<std::int64_t, kStatuses>;
+using control::Counts, control::Status, control::kStatuses;  // see aggregation.reports.Status
 // The number of newest faults that are kept.
 constexpr std::size_t kMostFaults = 1000;
 
@@ -102,7 +91,7 @@ struct State {
   Arrivals waiting;                           // the buffer
   pybind11::object round = pybind11::none();  // the round that is decided, and not committed
   std::int64_t number = 0;                    // of the next decision
-  Counts counts{}, round_counts{};            // now, and when the last round was decided
+  Counts counts, round_counts;                // now, and when the last round was decided
   pybind11::object log = pybind11::none();    // a list, or None
   pybind11::list task_events;                 // since the last compaction
   pybind11::object rule_vectors = pybind11::none(), handed = pybind11::none(), scalars = pybind11::none(),
@@ -212,7 +201,7 @@ class Ledger {
   pybind11::object mutex() const { return mutex_; }
   pybind11::object current() const { return now_.current; }
   std::int64_t version() const { return now_.version; }
-  std::int64_t decided_version() const { return now_.version + !is_none(now_.round); }
+  std::int64_t decided_version() const { return control::decided_version(now_.version, !is_none(now_.round)); }
   pybind11::object rule() const { return now_.rule; }
   pybind11::object next_rule() const { return now_.next_rule; }
   pybind11::object rows() const { return now_.rows.cache; }
@@ -262,13 +251,14 @@ class Ledger {
   static pybind11::object pools_of(pybind11::handle pools);
   static pybind11::object counts_of(const Counts& counts);
   static Status status_of(pybind11::handle text);
+  static const pybind11::str& text_of(Status status) { return texts->statuses[static_cast<std::size_t>(status)]; }
 
   bool may_take_in() const;
   pybind11::object taken_in(pybind11::handle client, pybind11::handle version, pybind11::handle vector,
                             pybind11::handle num_examples, pybind11::handle loss) const;
   std::optional<std::pair<Status, std::int64_t>> outcome(pybind11::handle client, std::int64_t version) const;
   std::int64_t target() const;
-  bool fills_buffer() const { return filled() + 1 == target(); }
+  bool fills_buffer(Status status) const { return control::fills(status, filled(), target()); }
   std::size_t place_of(pybind11::handle client) const;
   pybind11::object log_entry(Status status, pybind11::handle arrival) const;
   pybind11::object closed_event(pybind11::handle task, Dropped& dropped);
@@ -286,8 +276,7 @@ class Ledger {
   void keep_decided();
 
   const Classes classes_;
-  const bool both_count_, latest_counts_;
-  const std::optional<std::int64_t> max_staleness_;
+  const control::AdmissionRules rules_;
   const bool reporting_, accumulates_;
   std::optional<double> flush_after_;
   bool by_flush_;

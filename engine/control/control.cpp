@@ -89,6 +89,15 @@ Decision Control::decide(const State& state, const Draft* draft, const Push& pus
   return decision;
 }
 
+Decision Control::decide(const Push& push, double now) const {
+  const Tasks::Task* const task = push.task ? tasks_.find(*push.task) : nullptr;
+  if (task == nullptr || task->deadline > now) return decide(state_, nullptr, push);
+  Decision decision;
+  decision.status = Status::expired;
+  decision.version = state_.version;
+  return decision;
+}
+
 Decision Control::admit(const Push& push, double now) {
   close_overdue(now);
   return admit(state_, nullptr, push, now);

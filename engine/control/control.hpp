@@ -135,7 +135,7 @@ class Control {
   // Pushes. `now` is the caller's monotonic clock: tasks whose lease has ended are closed first.
   Decision admit(const Push& push, double now);
   // Returns the decision that `admit` would make; nothing changes.
-  Decision decide(const Push& push) const { return decide(state_, nullptr, push); }
+  Decision decide(const Push& push, double now) const;
   // Counts a push about which the caller has decided: it is empty, expired, faulty or refused. Closes its task, unless
   // the push is refused.
   void count(Status status, std::optional<TaskNumber> task = {});

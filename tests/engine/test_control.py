@@ -29,11 +29,11 @@ MOVES = st.one_of(
     *[st.tuples(st.just("push"), CLIENT, st.integers(0, 3), st.sampled_from([1, 1, 1, 0]))] * 5,
     st.tuples(st.just("push"), CLIENT, st.just(-1), st.just(1)),  # from a version that was never made
     st.tuples(st.just("late"), CLIENT, st.integers(0, 3)),  # with its staleness in place of a version
-    *[st.tuples(st.just("task"), st.integers(0, 9), st.sampled_from([1, 1, 0]))] * 2,
-    st.tuples(st.just("checkout"), CLIENT, st.sampled_from([-1, 2])),
+    *[st.tuples(st.just("task"), st.integers(0, 3), st.sampled_from([1, 1, 0]))] * 2,
+    *[st.tuples(st.just("checkout"), CLIENT, st.sampled_from([-1, 2]))] * 2,
     st.tuples(st.just("cancel"), st.integers(0, 9)),
     st.tuples(st.just("step"), st.lists(CLIENT, max_size=4)),
-    st.tuples(st.just("wait"), st.just(1.0)),
+    st.tuples(st.just("wait"), st.sampled_from([1.0, 2.0])),
     st.tuples(st.sampled_from(["flush", "discard", "reload", "end_pass", "commit"])),
 )
 

@@ -199,9 +199,9 @@ class Host {
     if (faults_) expire();
     push.slot = slots_.take();
     require(push.slot >= 0, "a free slot");
-    if (control_.decide(push).completes) commit();
+    if (control_.decide(push, now_).completes) commit();
     Decision decision;
-    const Decision before = control_.decide(push);
+    const Decision before = control_.decide(push, now_);
     bool is_round = false;
     if (drafted_ && before.completes) {
       tried([&] {
@@ -229,8 +229,8 @@ class Host {
     slots_.give_back(push.slot);
     slots_.give_back(push.slot);
     if (!lazy_) commit();
-    const bool was_decided = decision.status != Status::expired || before.status == Status::expired;
-    require(!was_decided || (before.status == decision.status && before.completes == decision.completes),
+    require(before.status == decision.status && before.staleness == decision.staleness &&
+                before.completes == decision.completes,
             "admit decides as decide");
     std::ostringstream text;
     text << name_of(decision.status) << ',' << decision.staleness.value_or(-1) << ','
@@ -379,12 +379,13 @@ static void check_details() {
     require(control.admit(push_of(Id(3)), 0).status == Status::joined, "room for a third client");
     require(control.admit(push_of(Id(4)), 0).refusal == Refusal::too_many_clients, "no room for a fourth one");
     require(control.admit(push_of(Id(3)), 0).status == Status::replaced, "a client that is known");
+    require(control.admit(push_of(Id(3), 1), 0).refusal == Refusal::no_such_version, "a version that is not made yet");
     control.commit();
     clients.clear();
     require(control.rows().size() == 2 && control.admit(push_of(Id(4)), 0).status == Status::refused, "rows are kept");
     const Decision decision = control.admit(push_of(Id(1), 1), 0);
     require(decision.completes && decision.step == 2 && decision.staleness == 0, "a client with a row");
-    require(control.clients().size() == 3 && control.state().counts[Status::refused] == 2,
+    require(control.clients().size() == 3 && control.state().counts[Status::refused] == 3,
             "refused ids are no clients");
     require(fails([&] { control.admit(push_of(Id(1), 1), 0); }), "a buffer that is a round");
   }
@@ -403,6 +404,20 @@ static void check_details() {
                 control.state().pass->entered() == 0,
             "a round without a step");
     require(fails([&] { control.commit(); }) && control.end_pass({}, 0).empty(), "no round");
+  }
+  {  // leases: any push closes the tasks whose lease has ended
+    Control control(settings_of(3));
+    Push push;
+    for (push.task = 0; *push.task < 2; ++*push.task)
+      control.open_task({std::to_string(*push.task), control.clients().of(Id(1)), 0, true, {}, {}}, 5);
+    push.task = 0;
+    require(control.decide(push, 4).status == Status::joined && control.decide(push, 5).status == Status::expired &&
+                control.tasks().size() == 2,
+            "a decision that is not made");
+    require(control.admit(push, 4).status == Status::joined && control.tasks().size() == 1, "in time");
+    push.task = 1;
+    require(control.admit(push, 5).status == Status::expired && control.tasks().size() == 0, "too late");
+    require(control.state().buffer.filled() == 1 && !control.tasks().holds(0), "its version is not held");
   }
   {  // changes by the caller, and tasks
     Settings settings = settings_of(3);
@@ -424,7 +439,7 @@ static void check_details() {
       Push push;
       push.task = 2;
       require(control.admit(draft, push, 0).status == Status::expired && control.tasks().find(2) != nullptr &&
-                  control.decide(push).status == Status::joined,
+                  control.decide(push, 0).status == Status::joined,
               "a task that a draft closes");
     }
     require(fails([&] { control.count(Status::joined); }), "a decision");
