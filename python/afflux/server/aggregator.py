@@ -243,7 +243,8 @@ class Aggregator:
             completes = admission.completes(status)
             if completes and (admission.round is not None or not self.make_room()):
                 return None
-            self._add_last_term()
+            if self.accumulate:
+                self._add_last_term()
             adds_to = self.plane if self.accumulate and status == "joined" else None
             arrival = arrival_of(admission, pushed, staleness, ticket, adds_to)
             ticket.pulled = version
@@ -252,7 +253,8 @@ class Aggregator:
             admission.record(status, arrival, completed, task_id, decision, ticket.decided)
             if status != "joined":
                 ticket.warning = self._progress_watch.see(admission)
-            self._add_last_term()
+            if self.accumulate:
+                self._add_last_term()
         recorded: Decided = ticket.decided[0]
         if self._has_ended("push", recorded[-1]):
             return recorded
