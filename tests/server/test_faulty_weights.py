@@ -144,6 +144,19 @@ def test_an_own_part_that_cannot_weigh_equal_arrivals():
     assert report.rejected[1].startswith("weight 4.61e+18")
 
 
+def test_a_rule_that_reads_losses_rejects_an_arrival_without_one():
+    """Unless no client has sent one: then the rule lacks it."""
+    by_loss = Rule("own", "update", 2, lambda arrivals: 1 / np.array(arrivals.losses), NONE, optimizers.Sgd(1.0))
+    server = Server(by_loss, vector(0.0))
+    server.push(client=0, version=0, update=vector(9.0))
+    report = server.push(client=1, version=0, update=vector(1.0), loss=2.0).report
+    assert report.rejected == ("weight nan, must be finite", "")
+    assert server.params.tolist() == [0.5] * D
+    server.push(client=0, version=1, update=vector(9.0))
+    check_error("weigh gave client 0 the weight nan", server.push, client=1, version=1, update=vector(1.0))
+    assert (server.version, server.discard()) == (1, 1)
+
+
 def test_a_loss_too_large_for_a_weight():
     server = Server(
         Rule("own", "update", 2, lambda arrivals: np.array(arrivals.losses), NONE, optimizers.Sgd(1.0)), vector(0.0)

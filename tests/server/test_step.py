@@ -287,6 +287,7 @@ def test_out_is_checked_before_the_step_and_written_after_it():
     ("pushes", "message"),
     [
         (7, r"\[step\] pushes"),
+        ({"ann": np.ones(3)}, r"\[step\] pushes is a dict, must be a list of"),
         (("a", 0, 1), "push 0 of the list is 'a', must be"),
         ([(1, 0)], r"push 0 of the list is .*, must be \(client, version, vector\)"),
         ([{"client": 1, "version": 0, "vector": 1}], "push 0 of .* or a dict of push's arguments: .*'vector'"),

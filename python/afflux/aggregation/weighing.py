@@ -106,6 +106,11 @@ def _decide(rule: Rule, arrivals: Arrivals, limits: Limits) -> tuple[Weights, op
     return weights, step
 
 
+def _neutral(values: Float64) -> Float64:
+    """Return 1 for each arrival; NaN if no client has sent the number: then the rule lacks it, not an arrival."""
+    return frozen(np.full(len(values), nan if np.isnan(values).all() else 1.0), np.float64)
+
+
 def _fails_without_clients(rule: Rule, arrivals: Arrivals, limits: Limits) -> bool:
     """Return whether the rule's numbers are unusable for fresh arrivals of one example and a loss of 1, too.
 
@@ -120,10 +125,10 @@ def _fails_without_clients(rule: Rule, arrivals: Arrivals, limits: Limits) -> bo
         versions=frozen(np.full(count, arrivals.version), np.int64),
         staleness=frozen(np.zeros(count), np.int64),
         num_examples=frozen(ones[:count], np.int64),
-        losses=frozen(np.where(np.isnan(arrivals.losses), nan, 1.0), np.float64),
+        losses=_neutral(arrivals.losses),
         measured_norms=frozen(ones[:count], np.float64),
         local_steps=frozen(np.minimum(arrivals.local_steps, 1), np.int64),
-        facts={name: frozen(np.where(np.isnan(fact), nan, 1.0), np.float64) for name, fact in arrivals.facts.items()},
+        facts={name: _neutral(fact) for name, fact in arrivals.facts.items()},
         gram=None if arrivals.gram is None else frozen(np.ones((len(ones), len(ones))), np.float64),
         inner_sweep=None if arrivals.inner_sweep is None else vectors,
     )

@@ -93,6 +93,8 @@ def _reads_in_place(aggregator: Aggregator, options: ServerOptions) -> bool:
 def _calls(pushes: object, kind: str) -> list[PushCall]:
     """Return the arguments of the pushes of a step."""
     calls = []
+    if isinstance(pushes, Mapping):
+        raise CallError("[step] pushes is a dict, must be a list of (client, version, vector) or of push's arguments")
     try:
         entries: list[Any] = list(pushes)  # type: ignore[call-overload]
     except Exception as error:
