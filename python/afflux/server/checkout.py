@@ -65,7 +65,7 @@ class Task:
         if pulled is None:
             raise AffluxError(
                 f"[Task] version {self.version} is no longer held for client {brief(self.client)}: the task is closed "
-                "or of hold=False, or the version is too old (max_staleness, max_versions), or the store was opened after "
+                "or of hold=False, or the version is too old (max_staleness, max_versions), or the store was opened at "
                 "a commit that was no checkpoint(). cancel() an open task, and checkout() the client again"
             )
         return versions.shared(self._aggregator, pulled)
