@@ -218,8 +218,8 @@ SERVER = {
         "test_tasks.py",
     ),
     "tasks: params are held however old they are": (
-        "number - *max_staleness_, dropped);\n}\n\nvoid Ledger::abandon_round",
-        "number - 2 * *max_staleness_, dropped);\n}\n\nvoid Ledger::abandon_round",
+        "number - *rules_.max_staleness, dropped);\n}\n\nvoid Ledger::abandon_round",
+        "number - 2 * *rules_.max_staleness, dropped);\n}\n\nvoid Ledger::abandon_round",
         "test_tasks.py",
     ),
     "push: the newest version is the base of any other": (
