@@ -10,7 +10,7 @@ from afflux.aggregation.cache.table import NO_SLOTS, RowTable
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.round import RoundStart, decide_round
-from afflux.aggregation.streaming import Total, term_of
+from afflux.aggregation.streaming import term_of
 from afflux.ops import codecs
 from afflux.rules import ca2fl, fadas, fedasync, fedbuff, wkafl
 
@@ -81,10 +81,10 @@ def test_inner_products_are_calls_of_the_plane():
 
 
 def test_a_sum_has_its_factor_and_the_terms_that_are_left():
-    rule, total = fedbuff(buffer_size=2), Total(["the sum"], added=1)
+    rule, total = fedbuff(buffer_size=2), ["the sum"]
     known = [term_of(rule, total, place, (0, 1, 1.0, ()), slot) for place, slot in ((0, None), (1, "b"))]
     decided = decide(rule, [arrival(9, known[0], 0), arrival(7, known[1], 1)])
     plan = decided.plan
-    assert plan.slots is total.vectors
+    assert plan.slots is total
     assert decided.terms == [known[1]]
     assert plan.weights.tolist() == [0.5 / known[0].weight]

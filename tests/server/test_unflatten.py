@@ -91,7 +91,7 @@ def batch_norm(kind="float32"):
     net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3, bias=False))
     net[1].running_mean += 0.3
     net[1].num_batches_tracked += 2**40
-    net.register_buffer("seen", torch.tensor([1], dtype=torch.uint8))
+    net.register_buffer("seen", torch.tensor([1], dtype=torch.int8))
     return net.to(getattr(torch, kind))
 
 
