@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from logging import getLogger
 from math import prod
 from typing import Any, cast
@@ -180,6 +181,7 @@ def _default(walk: Walk, name: str, array: Array, buffers: Collection[str] | Non
     return "constant" if _is_table(name, array, declared=bool(declared)) else "statistic"
 
 
+@lru_cache(4096)
 def _words(name: str) -> list[str]:
     """Return the words of a name in snake case or in camel case."""
     return re.split("[^a-z]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())
