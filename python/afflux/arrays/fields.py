@@ -21,7 +21,6 @@ from afflux.arrays.interop import (
     kind_of,
     label,
     may_overlap,
-    overwrite,
     prepare,
     private_copy,
     put,
@@ -99,7 +98,7 @@ class Write(NamedTuple):
 
 
 class Overwrite(NamedTuple):
-    """An array of any dtype that `require_writable` has checked, and its values."""
+    """An array of any dtype that `require_writable` has checked, and its values, which need no rounding."""
 
     name: str
     array: Array
@@ -216,7 +215,7 @@ def write_of(field: Field, array: Array, vector: Any) -> Write | Overwrite:
 
 
 def write_all(
-    writes: Iterable[Write | Overwrite], *, num_threads: int = 1, check: bool = False, finite: bool = False
+    writes: Sequence[Write | Overwrite], *, num_threads: int = 1, check: bool = False, finite: bool = False
 ) -> None:
     """Write into all arrays, or into none if one cannot be written, or with `check`.
 
@@ -227,17 +226,13 @@ def write_all(
         AffluxError: see `interop.prepare`; or two arrays overlap; or, with `finite`, a finite value would be rounded to
             an infinite one.
     """
-    overwrites, parts = list[Overwrite](), list[Write]()
-    for write in writes:
-        if isinstance(write, Overwrite):
-            overwrites.append(write)
-        elif write.arrays:
-            parts.append(write)
+    overwrites = [write for write in writes if isinstance(write, Overwrite)]
+    parts = [write for write in writes if isinstance(write, Write) and write.arrays]
     if finite:
         for part in parts:
             _require_range(part)
-        for write in overwrites:
-            _require_fit(write.name, write.array, write.values)
+        for target in overwrites:
+            _require_fit(target.name, target.array, target.values)
     dense, unready_parts = parts, list[Write]()
     if not _written_by_engine(parts, num_threads, check=check or bool(overwrites)):
         dense, unready_parts = _dense_and_others(parts)
@@ -254,10 +249,9 @@ def write_all(
             assignments = [(array, private_copy(values)) for array, values in assignments]
         if not check and dense and not _written_by_engine(dense, num_threads, check=False):
             raise AffluxError("[layout] an array has changed while others were checked")
+    assignments += [(target.array, target.values) for target in overwrites]
     for array, values in () if check else assignments:
         put(array, values)
-    for write in () if check else overwrites:
-        overwrite(write.array, write.values)
 
 
 def _require_range(write: Write) -> None:

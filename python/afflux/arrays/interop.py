@@ -320,7 +320,7 @@ def with_names(error: Exception, names: Sequence[str]) -> str:
 
 
 def require_writable(name: str, array: Array, shape: tuple[int, ...] | None = None) -> None:
-    """Check that `put` or `overwrite` may write values into the array, of this shape if it is given.
+    """Check that `put` may write values into the array, of this shape if it is given.
 
     Raises:
         AffluxError: the array has another shape, or cannot be written.
@@ -344,26 +344,13 @@ def require_writable(name: str, array: Array, shape: tuple[int, ...] | None = No
             raise AffluxError(f"[layout] {problem}")
 
 
-def overwrite(array: Array, values: Array) -> None:
-    """Write values of any dtype into an array that `require_writable` has checked."""
-    if is_torch(array):
-        array.detach().copy_(as_torch(values))
-    elif is_cupy(array):
-        array.set(np.asarray(on_host(values), array.dtype))
-    else:
-        np.copyto(array, np.asarray(on_host(values)), casting="unsafe")
-
-
 def require_apart(targets: Iterable[tuple[str, Array]]) -> list[tuple[int, int]]:
     """Return the addresses at which the bytes of arrays, given with their names, begin and end.
 
     Raises:
         AffluxError: two arrays share an element of their memory.
     """
-    spans = []
-    for name, array in targets:
-        if 0 not in array.shape:
-            spans.append((*_span(array), name, array))
+    spans = [(*_span(array), name, array) for name, array in targets if 0 not in array.shape]
     spans.sort(key=itemgetter(0))
     for i, (_, end, name, array) in enumerate(spans):
         for begin, _, other, other_array in islice(spans, i + 1, None):
@@ -418,12 +405,6 @@ def count_writes(arrays: Iterable[Array]) -> None:
             increment_version(tensor)
 
 
-def require_float(name: str, kind: str) -> None:
-    """Raise AffluxError if an array to which floats are written is of integers or bools."""
-    if kind not in FLOATS:
-        raise AffluxError(f"[layout] {label(name)} is {kind}, to which the model's floats would be rounded")
-
-
 def prepare(name: str, array: Array, values: Array, *, integers: bool = True) -> Array:
     """Return the values that `put` may write into `array`: `values`, rounded half to even for integers.
 
@@ -436,7 +417,7 @@ def prepare(name: str, array: Array, values: Array, *, integers: bool = True) ->
     if kind in FLOATS:
         return values
     if not integers:
-        require_float(name, kind)
+        raise AffluxError(f"[layout] {label(name)} is {kind}, to which the model's floats would be rounded")
     low, high = (0, 1) if kind == "bool" else (int(np.iinfo(kind).min), int(np.iinfo(kind).max))
     values = np.asarray(np.rint(on_host(values)))
     # high + 1 is a power of two, hence exact; a NaN fails both comparisons.
@@ -447,7 +428,9 @@ def prepare(name: str, array: Array, values: Array, *, integers: bool = True) ->
 
 
 def put(array: Array, values: Array) -> None:
-    """Write `values` into the array, converting to its dtype. For integers, pass the result of `prepare`."""
+    """Write `values` of any dtype into an array that `require_writable` has checked, converting to the array's dtype.
+    Floats for integers must be the result of `prepare`.
+    """
     if is_torch(array):
         # Not through NumPy: autograd must detect that the tensor has changed.
         import torch
@@ -465,7 +448,8 @@ def put(array: Array, values: Array) -> None:
     host_values = on_host(values)
     # A value beyond the range becomes infinite, as in torch; the engine detects it in its own sweep.
     with np.errstate(over="ignore"):
-        if kind_of("", array) in ("float16", "bfloat16"):  # by way of float32, as in torch and in the engine
+        # By way of float32, as in torch and in the engine; values of one dtype keep their bits.
+        if type_of("", array) in ("float16", "bfloat16") and host_values.dtype != array.dtype:
             host_values = host_values.astype(np.float32, copy=False)
         np.copyto(array, host_values, casting="unsafe")
 
