@@ -112,12 +112,11 @@ class Matcher:
 
     def found(self, tree: Any) -> Found | list[Array]:
         """Return the wanted arrays: if `_quick` finds them, of any shape and type, else the result of `ready`."""
-        members_or_tree = _module_as_dict(tree)
-        arrays = self._quick(members_or_tree)
+        arrays, leaves = self._quick(tree)
         if arrays is None:
             return self.ready(tree, floats=True)
         if self._copies:
-            self._equal(tree, arrays, _dict_or_none(members_or_tree))
+            self._equal(tree, arrays, leaves)
         return Found(arrays, self._shapes, tree)
 
     @reads("[layout] tree")
@@ -149,21 +148,22 @@ class Matcher:
         Raises:
             AffluxError: the tree lacks a wanted array, holds an unknown array or an element that is not an array.
         """
-        members_or_tree = _module_as_dict(tree)
-        arrays = self._quick(members_or_tree)
-        return self._walked(tree) if arrays is None else (arrays, _dict_or_none(members_or_tree))
+        arrays, leaves = self._quick(tree)
+        return self._walked(tree) if arrays is None else (arrays, leaves)
 
-    def _quick(self, tree: Any) -> list[Array] | None:
-        """Return the wanted arrays of a flat dict or list of NumPy's or torch's own arrays. Return None for any other
-        tree, and if the tree lacks a wanted array or holds an unknown one.
+    def _quick(self, tree: Any) -> tuple[list[Array] | None, dict[Any, Any] | None]:
+        """Return the wanted arrays of a torch module, or of a flat dict or list of NumPy's or torch's own arrays; and
+        all arrays by name, None for a list. The wanted arrays are None for any other tree, and if the tree lacks one or
+        holds an unknown array.
         """
+        if is_module(tree) and not is_keras(tree):
+            parameters, buffers = members(tree)
+            tree = parameters | buffers
         kind = type(tree)
         # No other types: a defaultdict, for example, creates missing entries.
         if kind is dict or kind is OrderedDict:
-            return self._looked_up(tree)
-        if kind is list or kind is tuple:
-            return self._listed(tree)
-        return None
+            return self._looked_up(tree), tree
+        return (self._listed(tree) if kind is list or kind is tuple else None), None
 
     def _looked_up(self, tree: dict[Any, Any]) -> list[Array] | None:
         """Return the wanted arrays of a flat dict; None as in `_quick`."""
@@ -292,18 +292,6 @@ _FLAT = frozenset({"_flat_param", "flat_param"})
 
 def _short(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-
-
-def _module_as_dict(tree: Any) -> Any:
-    """Return the arrays of a torch module by name; any other tree as it is."""
-    if not is_module(tree) or is_keras(tree):
-        return tree
-    parameters, buffers = members(tree)
-    return parameters | buffers
-
-
-def _dict_or_none(tree: Any) -> dict[str, Any] | None:
-    return tree if isinstance(tree, dict) else None
 
 
 class _Wanted:
