@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux.arrays.fields import OBJECT, Field, Overwrite
-from afflux.arrays.interop import Array, as_torch, label, raw_bytes, require_writable
+from afflux.arrays.interop import Array, as_torch, immutable_copy, label, raw_bytes, require_writable
 from afflux.arrays.likeness import Like
 from afflux.ops.errors import AffluxError
 
@@ -34,7 +34,7 @@ class Constants:
             if field.dtype == OBJECT:
                 self._objects[field.name] = deepcopy(array)
             else:
-                self._bytes[field.name] = _frozen(raw_bytes(field.name, array))
+                self._bytes[field.name] = immutable_copy(raw_bytes(field.name, array))
                 self._likes[field.name] = Like.of(field.name, array)
 
     @property
@@ -108,9 +108,8 @@ class Constants:
         values = self._array(field, raw)
         return values if like is None else like.made_of(field.name, values)
 
-    def _array(self, field: Field, raw: Bytes | None = None) -> npt.NDArray[Any]:
+    def _array(self, field: Field, raw: Bytes) -> npt.NDArray[Any]:
         """Return the values as a NumPy array; of a dtype that NumPy lacks, as bytes."""
-        raw = self._bytes[field.name] if raw is None else raw
         like = self._likes.get(field.name)
         dtype = np_dtype(str(field.dtype) if like is None or like.library == "torch" else str(like.dtype))
         return raw.view(dtype).reshape(field.shape) if dtype is not None else raw
@@ -123,7 +122,7 @@ class Constants:
     def load(self, data: Bytes) -> None:
         """Replace all arrays by those that `to_bytes` has returned, `nbytes` bytes."""
         fields = [field for field in self._fields if field.dtype != OBJECT]
-        self._bytes = {field.name: _frozen(data[field.start : field.stop]) for field in fields}
+        self._bytes = {field.name: immutable_copy(data[field.start : field.stop]) for field in fields}
 
     def replace(self, other: "Constants") -> None:
         """Take the values of the arrays that another object has under the same name and with the same shape."""
@@ -140,8 +139,3 @@ def np_dtype(name: str) -> np.dtype[Any] | None:
         return np.dtype(name.removeprefix("torch."))
     except TypeError:
         return None
-
-
-def _frozen(data: Bytes) -> Bytes:
-    """Return a read-only copy that NumPy refuses to make writable, with memory that any dtype may view."""
-    return np.frombuffer(data.tobytes(), np.uint8)

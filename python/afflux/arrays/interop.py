@@ -469,9 +469,9 @@ def as_torch(array: Array) -> "torch.Tensor":
         return torch.tensor(array)
 
 
-def immutable_copy(array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def immutable_copy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a copy whose memory is a bytes object, so that NumPy refuses to make it writable again."""
-    return np.frombuffer(array.tobytes(), np.float64).reshape(array.shape)
+    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 
 def frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -14,7 +14,7 @@ from afflux.arrays.fields import ROLES, Role
 from afflux.arrays.interop import FLOATS, REAL, Array, is_parameter, is_torch, kind_of, label, on_host, type_of
 from afflux.arrays.modules import is_extra_state
 from afflux.arrays.selection import close_names
-from afflux.arrays.trees import Walk
+from afflux.arrays.trees import Branch, Walk
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_text, brief, one_of, reads
 
@@ -159,7 +159,8 @@ def _default(walk: Walk, name: str, array: Array, buffers: Collection[str] | Non
     if buffers is not None:
         return "statistic" if name in buffers else "trained"
     path = name.split(".")
-    if path[-1] == "seed_generator_state" or (path[0] in _OWN_COLLECTIONS and "params" in walk.collections):
+    collections = walk.node.keys if isinstance(walk.node, Branch) else ()
+    if path[-1] == "seed_generator_state" or (path[0] in _OWN_COLLECTIONS and "params" in collections):
         return "local"
     is_float = type_of(name, array) in FLOATS
     declared = walk.declared.get(name)

@@ -54,11 +54,6 @@ class Walk:
         self._first: dict[Any, tuple[str, object]] = {}
         self.node = self._visit(tree, ())
 
-    @property
-    def collections(self) -> tuple[str | int, ...]:
-        """The keys of the outermost level."""
-        return self.node.keys if isinstance(self.node, Branch) else ()
-
     def _visit(self, tree: Any, path: tuple[str, ...]) -> Node:
         if tree is None and path:
             return None  # as in JAX: no array
