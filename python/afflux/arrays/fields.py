@@ -30,6 +30,7 @@ from afflux.arrays.interop import (
     require_writable,
     type_of,
     types_of,
+    widened,
 )
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import MOST_ELEMENTS, brief
@@ -179,7 +180,7 @@ def from_words(field: Field, buffers: npt.NDArray[np.float64]) -> npt.NDArray[An
     """Return the copied array in a vector of buffers; bfloat16 as float32, which holds the same values."""
     raw = buffers[field.start : field.stop].astype(np.uint32).view(np.uint8)[: field.nbytes]
     if field.dtype == "bfloat16":
-        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(field.shape)
+        return widened(raw.view(np.uint16)).reshape(field.shape)
     return raw.view(str(field.dtype)).reshape(field.shape)
 
 

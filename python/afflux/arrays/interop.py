@@ -126,36 +126,30 @@ _own: set[type] = {np.ndarray}
 
 
 def memory_of(array: Array) -> tuple[Any, ...] | None:
-    """Return what is equal for two torch tensors if they are the same elements of the same memory; None for other
-    arrays, and for tensors without memory or elements.
+    """Return what is equal for two arrays of NumPy or torch if they are the same elements of the same memory; None for
+    other arrays, and for tensors without memory or elements. The strides of axes of one element do not count.
     """
-    if not is_torch(array) or str(array.layout) != "torch.strided" or not array.numel():
+    if isinstance(array, np.ndarray):
+        place, device, strides = array.ctypes.data, None, array.strides
+    elif is_torch(array) and str(array.layout) == "torch.strided" and array.numel():
+        try:
+            place, device, strides = array.data_ptr(), array.device, array.stride()
+        except Exception as error:  # a tensor without memory
+            raise_if_from_signal(error)
+            return None
+    else:
         return None
-    try:
-        place = array.data_ptr()
-    except Exception as error:  # a tensor without memory
-        raise_if_from_signal(error)
-        return None
-    return (place, array.dtype, array.device, array.shape, array.stride()) if place else None
+    if 1 in array.shape:
+        strides = tuple(step for step, size in zip(strides, array.shape, strict=True) if size > 1)
+    return (place, array.dtype, device, array.shape, strides) if place else None
 
 
 def is_same(array: Array, other: Array) -> bool:
     """Return whether two arrays of NumPy or torch are the same elements of the same memory; no, for other objects."""
     if array is other or 0 in array.shape:
         return tuple(array.shape) == tuple(other.shape)
-    places = [_place(operand) for operand in (array, other)]
-    return places[0] is not None and places[0] == places[1]
-
-
-def _place(array: Array) -> object:
-    """Return `memory_of`, also of an array of NumPy; the strides of axes of one element do not count."""
-    if isinstance(array, np.ndarray):
-        *memory, strides = array.ctypes.data, array.dtype, array.shape, array.strides
-    elif (description := memory_of(array)) is not None:
-        *memory, strides = description
-    else:
-        return None
-    return (*memory, [step for step, size in zip(strides, array.shape, strict=True) if size > 1])
+    memory = memory_of(array)
+    return memory is not None and memory == memory_of(other)
 
 
 def raw_bytes(name: str, array: Array) -> npt.NDArray[np.uint8]:
@@ -483,9 +477,7 @@ def frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 def first_beyond(vector: Array, most: float) -> int | None:
     """Return the index of the first element that is NaN or has a magnitude beyond `most`; None if there is none."""
-    values = on_host(vector)
-    if values.dtype == np.uint16:  # the bits of bfloat16
-        values = (values.astype(np.uint32) << 16).view(np.float32)
+    values = widened(on_host(vector))
     good = np.abs(values) <= np.float64(most)  # float64, because float32 may not hold `most`
     return None if good.all() else int(np.argmin(good))
 
@@ -513,8 +505,11 @@ def rounded_to(dtype: str, value: float) -> float:
 
 
 def finite(array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return which elements are finite. uint16 holds the bits of bfloat16, which is not finite if all bits of its
-    exponent are 1.
-    """
-    good: npt.NDArray[np.bool_] = np.isfinite(array) if array.dtype != np.uint16 else (array & 0x7F80) != 0x7F80
+    """Return which elements are finite. uint16 holds the bits of bfloat16."""
+    good: npt.NDArray[np.bool_] = np.isfinite(widened(array))
     return good
+
+
+def widened(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array of floats; of uint16, the bits of bfloat16, its values in float32."""
+    return (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else array

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from afflux.arrays.fields import ROLES, Role
-from afflux.arrays.interop import FLOATS, REAL, Array, is_parameter, is_torch, kind_of, label, on_host, type_of
+from afflux.arrays.interop import FLOATS, REAL, Array, is_parameter, is_torch, kind_of, label, on_host, type_of, widened
 from afflux.arrays.modules import is_extra_state
 from afflux.arrays.selection import close_names
 from afflux.arrays.trees import Branch, Walk
@@ -87,7 +87,7 @@ def can_be_averaged(name: str, array: Array, most: float) -> bool:
         return True
     if kind in FLOATS:
         if kind == "bfloat16":
-            values = (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+            values = widened(values.view(np.uint16))
         return bool(np.abs(values).max() <= most)  # False for NaN
     low, high = int(values.min()), int(values.max())
     return max(-low, high) <= min(_EXACT, most)

@@ -123,7 +123,7 @@ class Walk:
         if name in self.leaves:
             raise AffluxError(f"[layout] two arrays are called {label(name)}")
         self.leaves[name] = array
-        memory = memory_of(array) if variable is None else id(variable)
+        memory = (memory_of(array) if is_torch(array) else None) if variable is None else id(variable)
         if name not in self.aliases and memory is not None:
             first, _ = self._first.setdefault(memory, (name, variable))  # a variable that lives keeps its id
             if first is not name:
