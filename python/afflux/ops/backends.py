@@ -1,7 +1,7 @@
 """Instruction sets of the CPU, CUDA, the policy for memory accesses, and numbers of threads."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from afflux import _engine
@@ -28,10 +28,8 @@ def default_threads() -> int:
     return min(cpus, _cpu_quota() or cpus)
 
 
-@cache
-def _cpu_quota() -> int:
-    """Return the CPUs that the quotas of this process's control groups allow, rounded up; 0 without a quota."""
-    return _engine.cpu_quota()
+#: The CPUs that the quotas of this process's control groups allow, rounded up; 0 without a quota.
+_cpu_quota = cache(_engine.cpu_quota)
 
 
 def threads(num_threads: int | None, op: str = "threads") -> int:
@@ -43,14 +41,10 @@ def threads(num_threads: int | None, op: str = "threads") -> int:
 
 def backends() -> list[Backend]:
     """Return the backends, best first: whether each is compiled, runs on this machine, and is in use."""
-    return [_backend(*entry) for entry in _engine.backends()]
-
-
-def _backend(name: str, device: str, compiled: bool, runs: bool, chosen: bool, why_not: str) -> Backend:
-    """Return a backend; the library without CUDA does not know that afflux-cuda13 is installed."""
-    if device == "cuda" and not compiled:
-        why_not = CUDA_STATE or why_not
-    return Backend(name, device, compiled, runs, chosen, why_not)
+    entries = [Backend(*entry) for entry in _engine.backends()]
+    if CUDA_STATE:  # the library without CUDA does not know that afflux-cuda13 is installed
+        entries = [e if e.device != "cuda" or e.compiled else replace(e, why_not=CUDA_STATE) for e in entries]
+    return entries
 
 
 def choose_isa(name: str) -> None:

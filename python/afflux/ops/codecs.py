@@ -118,7 +118,7 @@ def affine(bits: int, *, scope: Scope = "block") -> Codec:
         bits: 8, 4, 2 or 1.
         scope: min and max of each block of 128 elements, or of the whole vector, as in the literature.
     """
-    _a_scope("affine", "scope", scope)
+    one_of("block", "vector")("affine", "scope", scope)
     return of_family("affine-vector" if scope == "vector" else "affine", bits)
 
 
@@ -163,4 +163,3 @@ def named(codec: Codec | Name | None) -> Codec | None:
 
 
 _a_size = integer(0, MOST_ELEMENTS)
-_a_scope = one_of("block", "vector")

@@ -11,7 +11,7 @@
 
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Adagrad, Adam, Yogi
-from afflux.rules.rule import Optimizer, Rule
+from afflux.rules.rule import Rule
 from afflux.rules.schedules import Rate
 from afflux.rules.weights import Uniform
 
@@ -35,7 +35,7 @@ def fedadam(
 
     State on the server: m and v, 8 d bytes. Sweeps: one.
     """
-    return _fedopt("fedadam", buffer_size, Adam(server_lr, beta1, beta2, epsilon, initial_v))
+    return Rule("fedadam", "update", buffer_size, Uniform(), NONE, Adam(server_lr, beta1, beta2, epsilon, initial_v))
 
 
 def fedyogi(
@@ -51,7 +51,7 @@ def fedyogi(
 
     State on the server: m and v, 8 d bytes. Sweeps: one.
     """
-    return _fedopt("fedyogi", buffer_size, Yogi(server_lr, beta1, beta2, epsilon, initial_v))
+    return Rule("fedyogi", "update", buffer_size, Uniform(), NONE, Yogi(server_lr, beta1, beta2, epsilon, initial_v))
 
 
 def fedadagrad(
@@ -66,8 +66,5 @@ def fedadagrad(
 
     State on the server: m and v, 8 d bytes. Sweeps: one.
     """
-    return _fedopt("fedadagrad", buffer_size, Adagrad(server_lr, beta1, epsilon=epsilon, initial_v=initial_v))
-
-
-def _fedopt(name: str, buffer_size: int, step: Optimizer) -> Rule:
-    return Rule(name, "update", buffer_size, Uniform(), NONE, step)
+    step = Adagrad(server_lr, beta1, epsilon=epsilon, initial_v=initial_v)
+    return Rule("fedadagrad", "update", buffer_size, Uniform(), NONE, step)
