@@ -68,13 +68,13 @@ class Device(ABC):
         """
         return vector
 
-    @abstractmethod
     def read_only(self, vector: Any) -> Any:
         """Return a read-only view; a copy if the library has no read-only arrays."""
+        return self.copy(vector)
 
-    @abstractmethod
     def immutable_copy(self, vector: Any) -> Any:
         """Return a copy, read-only if its library supports that."""
+        return self.copy(vector)
 
     @abstractmethod
     def ingest(

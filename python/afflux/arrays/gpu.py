@@ -52,12 +52,6 @@ class Gpu(Device):
     def take(self, pool: Any) -> Any:
         return pool.take()
 
-    def read_only(self, vector: Any) -> Any:
-        return self.copy(vector)
-
-    def immutable_copy(self, vector: Any) -> Any:
-        return self.copy(vector)
-
     def _written(self, vector: Array) -> Array:
         self.wait()
         return vector
