@@ -126,11 +126,9 @@ class Constants:
 
     def replace(self, other: "Constants") -> None:
         """Take the values of the arrays that another object has under the same name and with the same shape."""
-        other_fields = {field.name: field for field in other._fields}
-        for field in self._fields:
-            other_field = other_fields.get(field.name)
-            if other_field is not None and (other_field.shape, other_field.nbytes) == (field.shape, field.nbytes):
-                self._bytes = {**self._bytes, **{n: raw for n, raw in other._bytes.items() if n == field.name}}
+        places = {(field.name, field.shape, field.nbytes) for field in self._fields}
+        names = {field.name for field in other._fields if (field.name, field.shape, field.nbytes) in places}
+        self._bytes = self._bytes | {name: raw for name, raw in other._bytes.items() if name in names}
 
 
 def np_dtype(name: str) -> np.dtype[Any] | None:

@@ -245,7 +245,9 @@ def write_all(
             integers = field.dtype not in (None, *FLOATS)
             assignments.append((array, prepare(field.name, array, values, integers=integers)))
     if overwrites or unready_parts:
-        spans = _require_apart(parts, overwrites)
+        pairs = chain(*(zip(part.places.fields, part.arrays, strict=True) for part in parts))
+        targets = [(field.name, array) for field, array in pairs]
+        spans = require_apart([*targets, *((target.name, target.array) for target in overwrites)])
         if not check and any(may_overlap(part.vector, spans) for part in parts):
             assignments = [(array, private_copy(values)) for array, values in assignments]
         if not check and dense and not _written_by_engine(dense, num_threads, check=False):
@@ -284,12 +286,6 @@ def _dense_and_others(writes: Iterable[Write]) -> tuple[list[Write], list[Write]
     return parts
 
 
-def _require_apart(parts: Iterable[Write], overwrites: Iterable[Overwrite]) -> list[tuple[int, int]]:
-    pairs = [zip(part.places.fields, part.arrays, strict=True) for part in parts]
-    targets = [(field.name, array) for field, array in chain(*pairs)]
-    return require_apart([*targets, *((target.name, target.array) for target in overwrites)])
-
-
 def _written_by_engine(writes: Sequence[Write], num_threads: int, *, check: bool) -> bool:
     """Write by one call of the engine. Return False if it does not take one of the arrays; nothing is written then."""
     arrays = [array for write in writes for array in write.arrays]
@@ -304,27 +300,15 @@ def _written_by_engine(writes: Sequence[Write], num_threads: int, *, check: bool
     return True
 
 
-def to_json(
-    fields: Iterable[Field], buffers: Iterable[Field], other_fields: Iterable[Field], aliases: Iterable[Alias]
-) -> dict[str, Any]:
-    """Return the fields and aliases of a layout as plain dicts and lists."""
-    return {
-        "fields": [[field.name, list(field.shape)] for field in fields],
-        "buffers": [[field.name, list(field.shape), field.dtype] for field in buffers],
-        "others": [[field.name, list(field.shape), field.dtype, field.role, field.nbytes] for field in other_fields],
-        "tied": [[alias.name, alias.of, alias.carried] for alias in aliases],
-    }
-
-
 #: The fields of parameters, of statistics, of copied arrays, of constants and local arrays; and the aliases.
 LayoutParts = tuple[tuple[Field, ...], tuple[Field, ...], tuple[Field, ...], tuple[Field, ...], tuple[Alias, ...]]
 
 
 def from_json(data: Mapping[str, Any], leaves: list[str]) -> LayoutParts:
-    """Return the parts that `to_json` has converted. `leaves` are the names of its nesting.
+    """Return the parts of the layout that `Layout.to_json` has converted. `leaves` are the names of its nesting.
 
     Raises:
-        Exception: `data` does not come from `to_json`.
+        Exception: `data` does not come from `Layout.to_json`.
     """
     fields = placed((name, shape, None, "trained", 0) for name, shape in data["fields"])
     buffers = placed((*field, "statistic", 0) for field in data["buffers"])

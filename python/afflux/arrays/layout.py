@@ -443,9 +443,12 @@ class Layout:
         {'fields': [['w', [2, 3]]], 'buffers': [['n', [], 'int64']], 'others': [], 'tied': [],
         'nesting': {'dict': [['w', 'w'], ['n', 'n']]}, 'partial': False}
         """
-        other_fields = (*self.copied, *self.constants, *self.locals)
+        aside = (*self.copied, *self.constants, *self.locals)
         return {
-            **places.to_json(self.fields, self.buffers, other_fields, self.aliases),
+            "fields": [[field.name, list(field.shape)] for field in self.fields],
+            "buffers": [[field.name, list(field.shape), field.dtype] for field in self.buffers],
+            "others": [[field.name, list(field.shape), field.dtype, field.role, field.nbytes] for field in aside],
+            "tied": [[alias.name, alias.of, alias.carried] for alias in self.aliases],
             "nesting": trees.to_json(self.nesting),
             "partial": self.partial,
         }
