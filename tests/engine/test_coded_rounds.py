@@ -252,7 +252,7 @@ def test_options():
     assert replace(mf_ca2fl(bits=4), name="ca2fl") == ca2fl(codec="affine-4")
     assert mf_ca2fl(bits=2, codec="rotated").calibrate.codec == afa_cs(codec=codecs.rotated(2)).calibrate.codec
     for call, message in [
-        (lambda: mf_ca2fl(codec="int8"), r"\[mf_ca2fl\] codec is 'int8', must be one of 'affine', "),
+        (lambda: mf_ca2fl(codec="int8"), r"\[mf_ca2fl\] codec is 'int8', must be 'affine', "),
         (lambda: mf_ca2fl(bits=3), r"\[affine\] bits is 3, must be one of 8, 4, 2, 1"),
         (lambda: ca2fl(codec=8), r"\[codec\] codec is 8, must be one of afflux.codecs"),
         (lambda: serve(codecs.float64), r"\[Server\] ca2fl keeps rows as float64, but those of float32 slots need"),

@@ -473,7 +473,7 @@ def test_errors_of_a_registered_part_name_the_key():
     [
         ("Clipped Mean", "weigh", Mine, "name is 'Clipped Mean', must be in snake_case"),
         (3, "weigh", Mine, "name is 3, must be in snake_case"),
-        ("mine", "law", Mine, "role is 'law', must be one of 'rule', 'weigh'"),
+        ("mine", "law", Mine, "role is 'law', must be 'rule', 'weigh'"),
         ("uniform", "weigh", Mine, "name is 'uniform', which <class 'afflux.rules.weights.Uniform'> has already"),
         ("mine", "weigh", len, "'mine' is <built-in function len>, must be a dataclass"),
         ("mine", "weigh", type("Plain", (), {}), "must be a dataclass"),

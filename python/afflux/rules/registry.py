@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_text, brief
+from afflux.ops.validation import brief, one_of
 
 #: The role of a part: a slot of a rule, a law of a learning rate, or a law of staleness.
 PartRole = Literal["rule", "weigh", "calibrate", "step", "schedule", "staleness"]
@@ -65,10 +65,7 @@ def register(name: str, role: PartRole) -> Callable[[type[T]], type[T]]:
     """
     if type(name) is not str or not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
         raise AffluxError(f"[register] name is {brief(name)}, must be in snake_case, such as 'clipped_mean'")
-    if as_text(role) not in get_args(PartRole):
-        raise AffluxError(
-            f"[register] role is {brief(role)}, must be one of {', '.join(map(repr, get_args(PartRole)))}"
-        )
+    one_of(*get_args(PartRole))("register", "role", role)
 
     def add(cls: type[T]) -> type[T]:
         if not isinstance(cls, type) or not is_dataclass(cls):

@@ -303,8 +303,7 @@ class Rule:
     def __post_init__(self) -> None:
         if as_text(self.name) is None:
             raise AffluxError(f"[Rule] name is {brief(self.name)}, must be a str")
-        if as_text(self.kind) not in ("update", "gradient", "model"):
-            raise AffluxError(f"[Rule] kind is {brief(self.kind)}, must be update, gradient or model")
+        check_fields(self, one_of("update", "gradient", "model"), "kind")
         check_fields(self, count_of(1), "buffer_size")
         for role in ("weigh", "step"):
             part = getattr(self, role)
@@ -329,8 +328,8 @@ class Rule:
         for name, first in (*needs.scalars.items(), *self.states.items()):
             if not -inf < first < inf:
                 raise AffluxError(f"[Rule] {name} starts at {first}, must be finite")
-        names = list(self.rule_vectors)
-        if len(set(names)) != len(self.needs.rule_vectors) + len(self.states):
+        names = self.rule_vectors
+        if len(names) != len(needs.rule_vectors) + len(self.states):
             raise AffluxError(f"[Rule] weigh and step both keep a vector of one name: {', '.join(names)}")
 
     @property

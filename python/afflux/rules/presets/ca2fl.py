@@ -20,8 +20,7 @@ Numbers of sections and equations are those of the workshop version, FL-ICML 202
 
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
-from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_text, brief
+from afflux.ops.validation import one_of
 from afflux.rules.calibration import cached_difference
 from afflux.rules.optimizers import Sgd
 from afflux.rules.rule import Rule
@@ -58,7 +57,6 @@ def mf_ca2fl(
     ("affine") has a smaller error, and "rotated" the smallest for 4, 2 and 1 bits: docs/codecs.md. State on the
     server: slightly more than d bits/8 bytes per client that has pushed, and 8 d for the float64 sum. Sweeps: one.
     """
-    if as_text(codec) not in codecs.FAMILIES:
-        raise AffluxError(f"[mf_ca2fl] codec is {brief(codec)}, must be one of {', '.join(map(repr, codecs.FAMILIES))}")
+    one_of(*codecs.FAMILIES)("mf_ca2fl", "codec", codec)
     rows = cached_difference(codecs.of_family(codec, bits), quantize_direction=quantize_direction)
     return Rule("mf_ca2fl", "update", buffer_size, Uniform(), rows, Sgd(server_lr))
