@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 from typing import Any
 
-from afflux.ops.validation import raise_if_from_signal
+from afflux.ops.validation import raise_if_from_signal, result_or_none
 
 #: Methods of torch.nn.Module that decide which arrays a module has, and under which names.
 _METHODS = frozenset(
@@ -107,10 +107,8 @@ def further(module: Any) -> tuple[dict[str, str], dict[str, Any]]:
         return {}, {}
     if any(getattr(type(part), name, None) is not getattr(base, name) for part in module.modules() for name in _OWN):
         return {}, {}
-    try:
-        states = module.state_dict(keep_vars=True)
-    except Exception as error:  # a hook, or get_extra_state
-        raise_if_from_signal(error)
+    states = result_or_none(lambda: module.state_dict(keep_vars=True))
+    if states is None:  # a hook, or get_extra_state, has failed
         return {}, {}
     parameters, buffers = members(module)
     first = {id(array): name for name, array in (parameters | buffers).items()}

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
-from functools import wraps
+from functools import partial, wraps
 from math import inf, nan
 from numbers import Real
 from operator import index
@@ -196,7 +196,7 @@ def as_int(value: object) -> int | None:
     if number is None:
         single = zero_dim(value)
         if isinstance(single, float | np.floating):
-            number = _of_foreign(lambda: int(single) if single.is_integer() else None)
+            number = result_or_none(lambda: int(single) if single.is_integer() else None)
     return number
 
 
@@ -204,7 +204,7 @@ def zero_dim(value: object) -> object:
     """Return the number in an array without dimensions, such as a loss of torch; any other object unchanged."""
     if isinstance(value, float | int):
         return value
-    single = _of_foreign(lambda: (value.item(),) if getattr(value, "shape", None) == () else None)  # type: ignore[attr-defined]
+    single = result_or_none(lambda: (value.item(),) if getattr(value, "shape", None) == () else None)  # type: ignore[attr-defined]
     return value if single is None else single[0]
 
 
@@ -218,7 +218,7 @@ def as_float(value: object) -> float | None:
         return float(value)
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
-    number = _of_foreign(lambda: float(value))
+    number = result_or_none(lambda: float(value))
     return None if number is None else float.__float__(number)
 
 
@@ -237,11 +237,11 @@ def _index(value: object) -> int | None:
     def of_index() -> int | None:
         return None if dtype_name(getattr(value, "dtype", None)).startswith("bool") else int(index(value))  # type: ignore[arg-type]
 
-    return _of_foreign(of_index)
+    return result_or_none(of_index)
 
 
-def _of_foreign(convert: Callable[[], T | None]) -> T | None:
-    """Return the result of a method of a foreign object; None if the method raises."""
+def result_or_none(convert: Callable[[], T | None]) -> T | None:
+    """Return the result of a call of a foreign object's method; None if the method raises."""
     try:
         return convert()
     except Exception as error:
@@ -276,12 +276,9 @@ def brief(value: object) -> str:
         return f"{value[:60]!r:.70}..."
     if isinstance(value, list | tuple | dict | set) and len(value) > 80:
         return f"of type {type(value).__name__}"
-    try:
-        text = repr(value)
-    except Exception as error:  # nested too deeply, an int of too many digits, or an object whose __repr__ raises
-        raise_if_from_signal(error)
-        return f"of type {type(value).__name__}"
-    return text if len(text) <= 80 and "\n" not in text else f"of type {type(value).__name__}"
+    # None: nested too deeply, an int of too many digits, or an object whose __repr__ raises
+    printed = result_or_none(lambda: repr(value))
+    return f"of type {type(value).__name__}" if printed is None or len(printed) > 80 or "\n" in printed else printed
 
 
 def shortened(reason: str) -> str:
@@ -351,7 +348,8 @@ def unreadable(subject: str, error: Exception) -> NoReturn:
     try:
         if isinstance(error, AffluxError | UnavailableError | MemoryError) or is_from_signal(error):
             raise error
-        raise AffluxError(f"{subject} cannot be read: {type(error).__name__}: {_text(error)}") from error
+        reason = shortened(result_or_none(partial(str, error)) or "")
+        raise AffluxError(f"{subject} cannot be read: {type(error).__name__}: {reason}") from error
     finally:
         del error  # it would be in a cycle with this frame
 
@@ -372,13 +370,6 @@ def reads(subject: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         return reading
 
     return mark
-
-
-def _text(error: Exception) -> str:
-    try:
-        return shortened(str(error))
-    except Exception:
-        return ""
 
 
 def known_names(name: object, options: Iterable[str]) -> str:
