@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux.arrays.fields import OBJECT, Field, Overwrite
-from afflux.arrays.interop import Array, as_torch, immutable_copy, label, raw_bytes, require_writable
+from afflux.arrays.interop import Array, as_torch, check_shape, immutable_copy, label, raw_bytes, require_writable
 from afflux.arrays.likeness import Like
 from afflux.ops.errors import AffluxError
 
@@ -54,9 +54,7 @@ class Constants:
 
     def _compare(self, field: Field, array: Array) -> None:
         name, own = field.name, self._bytes[field.name]
-        shape = tuple(getattr(array, "shape", ()))
-        if shape != field.shape:
-            raise AffluxError(f"[layout] {label(name)} has shape {shape}, the layout has {field.shape}")
+        check_shape(name, array, field.shape)
         other = raw_bytes(name, array)
         if other.ctypes.data == own.ctypes.data or np.array_equal(other, own):
             return

@@ -65,6 +65,13 @@ def kind_of(name: str, array: Array) -> str:
     return kind
 
 
+def check_shape(name: str, array: Array, expected: tuple[int, ...]) -> None:
+    """Raise AffluxError if an array of a tree has another shape than in the layout."""
+    shape = tuple(getattr(array, "shape", ()))
+    if shape != expected:
+        raise AffluxError(f"[layout] {label(name)} has shape {shape}, the layout has {expected}")
+
+
 def require_memory(subject: str, array: Array) -> None:
     """Raise AffluxError for a tensor of a class that only wraps other tensors, as of DTensor and of torchao."""
     cls = type(array)
@@ -319,8 +326,8 @@ def require_writable(name: str, array: Array, shape: tuple[int, ...] | None = No
     Raises:
         AffluxError: the array has another shape, or cannot be written.
     """
-    if shape is not None and tuple(array.shape) != shape:
-        raise AffluxError(f"[layout] {label(name)} has shape {tuple(array.shape)}, the layout has {shape}")
+    if shape is not None:
+        check_shape(name, array, shape)
     if not is_torch(array) and not isinstance(array, np.ndarray) and not is_cupy(array):
         raise AffluxError(
             f"[layout] {label(name)} is a {type(array).__name__}, expected a NumPy array or torch tensor to write to; "

@@ -23,10 +23,8 @@ def keras_variables(model: Any) -> dict[str, Any]:
     """Return the variables of a Keras model by place and name, as "0.kernel", in the order of `get_weights`; then the
     others, such as seeds. Keras numbers the names of layers on, so that two models of one kind have other names.
     """
-    weights = list(model.weights)
-    weight_ids = {id(variable) for variable in weights}
-    variables = [*weights, *(variable for variable in model.variables if id(variable) not in weight_ids)]
-    return {f"{place}.{variable.name}": variable for place, variable in enumerate(variables)}
+    variables = {id(variable): variable for variable in (*model.weights, *model.variables)}
+    return {f"{place}.{variable.name}": variable for place, variable in enumerate(variables.values())}
 
 
 def variable_of_flax(tree: object) -> tuple[Any, Role | None] | None:

@@ -107,7 +107,7 @@ class Matcher:
         """
         arrays, leaves = self.located(tree)
         for name, array, shape in zip(self.names, arrays, self._shapes, strict=True):
-            _check_shape(name, array, shape)
+            interop.check_shape(name, array, shape)
         return self._equal(tree, arrays, leaves) if equal and self._copies else arrays
 
     def found(self, tree: Any) -> Found | list[Array]:
@@ -132,7 +132,7 @@ class Matcher:
             originals += arrays
         unready_indices = unready(arrays, self._shapes)
         for index in unready_indices:
-            _check_shape(self.names[index], arrays[index], self._shapes[index])
+            interop.check_shape(self.names[index], arrays[index], self._shapes[index])
         for index in unready_indices:
             name = self.names[index]
             if floats and (kind := interop.kind_of(name, arrays[index])) not in interop.FLOATS:
@@ -320,12 +320,6 @@ def _are_equal(name: str, copy: Array, array: Array) -> bool:
         return False
     first, second = interop.raw_bytes(name, copy), interop.raw_bytes(name, array)
     return first.size == second.size and (first.ctypes.data == second.ctypes.data or bool((first == second).all()))
-
-
-def _check_shape(name: str, array: Array, expected: tuple[int, ...]) -> None:
-    shape = tuple(array.shape)
-    if shape != expected:
-        raise AffluxError(f"[layout] {interop.label(name)} has shape {shape}, the layout has {expected}")
 
 
 def with_local(names: Sequence[str]) -> str:
