@@ -261,13 +261,13 @@ def test_half_of_a_tree_will_do():
     layout = Layout.of(net)
     gradients = {name: 2 * parameter for name, parameter in net.named_parameters()}
     assert bits(layout.flatten(gradients)) == bits(2 * layout.flatten(net))
-    check_error(r"lacks mask, 1\.running_mean, 1\.running_var, 1\.num_batches", layout.buffer_parts, gradients)
+    check_error(r"lacks mask, 1\.running_mean, 1\.running_var, 1\.num_batches", layout.flatten_buffers, gradients)
     check_error("lacks mask", layout.load, gradients, np.ones(24, np.float32), np.zeros(11))
     assert bits(layout.flatten(gradients)) == bits(2 * layout.flatten(net))
     buffers = {name: buffer for name, buffer in net.named_buffers() if name != "cached"}
     assert bits(layout.flatten_buffers(buffers)) == bits(layout.flatten_buffers(net))
     check_error(r"lacks 0\.weight, 0\.bias, 1\.weight, 1\.bias", layout.parts, buffers)
-    check_error("holds cached", layout.buffer_parts, buffers | {"cached": net.cached})
+    check_error("holds cached", layout.flatten_buffers, buffers | {"cached": net.cached})
 
 
 def test_flax():

@@ -236,7 +236,6 @@ STATELESS = {
     "Layout.from_json": _function(Layout.from_json, data=lambda rng: Layout.of(TREE).to_json()),
     "Layout.parts": _function(Layout.of(TREE).parts, tree=tree),
     "Layout.arrays": _function(Layout.of(TREE).arrays, tree=tree),
-    "Layout.buffer_parts": _function(Layout.of(TREE).buffer_parts, tree=tree),
     "Layout.flatten": _function(Layout.of(TREE).flatten, tree=tree, out=vector, dtype=_just("float32")),
     "Layout.flatten_buffers": _function(Layout.of(TREE).flatten_buffers, tree=tree),
     "Layout.views": _function(Layout.of(TREE).views, flat=vector, buffers=lambda rng: vector(rng, "float64", 3)),

@@ -253,10 +253,6 @@ class Layout:
         """Return the arrays of a tree by name, those that the layout does not have among them."""
         return self._parameter_matcher.leaves(tree)
 
-    def buffer_parts(self, tree: Tree) -> list[Array]:
-        """Return the statistics in the layout's order, like `parts`. The tree may lack parameters."""
-        return self._buffer_matcher.ready(tree)
-
     @reads("[layout] tree or out")
     def flatten(self, tree: Tree, out: Flat | None = None, dtype: Dtype = "float32") -> Flat:
         """Copy the parameters into one flat vector (size,): `out`, or a new one of `dtype`, float32 or float64.
@@ -279,9 +275,12 @@ class Layout:
 
     @reads("[layout] tree")
     def flatten_buffers(self, tree: Tree) -> Float64:
-        """Copy the buffers into one flat float64 vector (buffers_size,); counters are exact up to 2**53."""
+        """Copy the buffers into one flat float64 vector (buffers_size,); counters are exact up to 2**53.
+
+        The tree may lack parameters.
+        """
         out = np.empty(self.buffers_size, np.float64)
-        interop.fill(out[: self.averaged_size], self._buffer_matcher.names, self.buffer_parts(tree))
+        interop.fill(out[: self.averaged_size], self._buffer_matcher.names, self._buffer_matcher.ready(tree))
         if self.copied:
             for field, array in zip(self.copied, self._copied_matcher.find(tree, equal=True), strict=True):
                 out[field.start : field.stop] = to_words(field, array)
