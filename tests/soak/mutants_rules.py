@@ -47,8 +47,8 @@ RULES = {
         "test_by_hand.py",
     ),
     "selection: without it nothing is clipped": (
-        "if self.clip is None or self.clip == inf:",
-        "if True:",
+        "is_bounded = self.clip is not None and self.clip != inf",
+        "is_bounded = False",
         "test_rules.py",
     ),
     "Arrivals.inner: a failed round stays open": (

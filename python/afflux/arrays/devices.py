@@ -114,13 +114,11 @@ def _placed(make: Callable[[int, type[np.uint8]], npt.NDArray[np.uint8]], size: 
     Vectors with the same offset in their pages compete for the few ways of one set of the first cache (bench/NOTES.md).
     """
     length = size * np.dtype(dtype).itemsize
-    if length < _LARGE:
-        room = make(length + _LINE, np.uint8)
-        start = -room.ctypes.data % _LINE
-    else:
-        room = make(length + _PAGE, np.uint8)
-        place = next(_places) * 43 * _LINE % _PAGE  # 43 lines apart: no common factor with a page's 64
-        start = (place - room.ctypes.data) % _PAGE
+    period, place = _LINE, 0
+    if length >= _LARGE:  # 43 lines apart: no common factor with a page's 64
+        period, place = _PAGE, next(_places) * 43 * _LINE % _PAGE
+    room = make(length + period, np.uint8)
+    start = (place - room.ctypes.data) % period
     return room[start : start + length].view(dtype)
 
 

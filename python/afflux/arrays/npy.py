@@ -29,12 +29,6 @@ _HEADER = re.compile(
 reads_files = reads("an array in NumPy's file format")
 
 
-@reads_files
-def array_of(data: bytes, dtype: str = "") -> npt.NDArray[Any]:
-    """As `view_of`; any error is an AffluxError."""
-    return view_of(data, dtype)
-
-
 def view_of(data: bytes, dtype: str = "") -> npt.NDArray[Any]:
     """Return a read-only view of the array in these bytes.
 
@@ -53,6 +47,10 @@ def view_of(data: bytes, dtype: str = "") -> npt.NDArray[Any]:
         raise AffluxError(f"{len(data)} bytes hold an array of {length + count * header_dtype.itemsize}")
     flat = np.frombuffer(data, header_dtype, count, length) if count else np.frombuffer(b"", header_dtype)
     return flat.reshape(shape, order="F" if fortran else "C")
+
+
+#: As `view_of`; any error is an AffluxError.
+array_of = reads_files(view_of)
 
 
 def bytes_of(array: npt.NDArray[Any]) -> bytes:

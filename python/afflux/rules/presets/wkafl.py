@@ -40,8 +40,6 @@ from afflux.rules.schedules import MinimumStaleness, Rate
 from afflux.rules.staleness import Exponential, StalenessLaw, a_law
 from afflux.rules.weights import with_sum
 
-_ESTIMATE = "estimate"  #: the rule vector
-
 
 @register("cosine_selection", "weigh")
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,9 @@ class CosineSelection:
         """See the class."""
         stage, trust = self._stage(arrivals), self._trust(arrivals)
         if not self.select:
-            estimate = _scaled(trust, self._norms_clips(arrivals))
+            is_bounded = self.clip is not None and self.clip != inf
+            clips = self._clips(self._asked(arrivals, None)) if is_bounded else [1.0] * len(arrivals)
+            estimate = _scaled(trust, clips)
             return self._weights(stage, estimate, estimate)
         inner_products, clips = self._products(arrivals, trust)
         assert inner_products.products is not None  # because weights were given
@@ -133,14 +133,8 @@ class CosineSelection:
 
     def _asked(self, arrivals: Arrivals, shares: list[float] | None) -> ops.InnerProducts:
         """Return the inner products of one sweep. With alpha = 0 the last estimate is not read."""
-        last = _ESTIMATE if self.alpha != 0 else None
+        last = "estimate" if self.alpha != 0 else None
         return arrivals.inner(None if shares is None else np.array(shares), rule_vector=last, shift=self.alpha)
-
-    def _norms_clips(self, arrivals: Arrivals) -> list[float]:
-        """Return the factors that clip the gradients, where no products are needed."""
-        if self.clip is None or self.clip == inf:
-            return [1.0] * len(arrivals)
-        return self._clips(self._asked(arrivals, None))
 
     def _clips(self, inner_products: ops.InnerProducts) -> list[float]:
         return [1.0 if self.clip is None else _shrink(norm, self.clip) for norm in _roots(inner_products.squares)]
