@@ -6,11 +6,12 @@ system allows no more threads.
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from shlex import quote
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,23 +38,17 @@ def damage_as_store_error(path: Path) -> Iterator[None]:
         raise StoreError(f"[store] {path} is damaged: {type(error).__name__}: {error}; {BACKUP}") from None
 
 
-def store_of(folder: Path) -> Path:
-    """Return the store of the array in this folder, which may be within the folder of a shard."""
-    return next((parent for parent in folder.parents if (parent / INDEX).exists()), folder.parent)
+def _repair_of(path: Path) -> str:
+    """Return the command that repairs the store of this file or folder, which may be within the folder of a shard."""
+    store = next((parent for parent in path.parents if (parent / INDEX).exists()), path.parent)
+    return f"`afflux store repair {quote(str(store))}`"
 
 
 def remedy(folder: Path) -> str:
     """Return the remedy in errors for damage to the array in this folder of a store."""
-    store, array = store_of(folder), folder.name
-    if array == "rows":
-        return f"`afflux store repair {quote(str(store))}`, when no server has it open, drops the rows that are lost"
-    if array == "sum":
-        return f"`afflux store repair {quote(str(store))}` computes it again"
-    if array == "arrivals":
-        return (
-            f"`afflux store repair {quote(str(store))}`, when no server has it open, drops the arrivals that are lost"
-        )
-    return BACKUP
+    if folder.name in ("rows", "arrivals"):
+        return f"{_repair_of(folder)}, when no server has it open, drops the {folder.name} that are lost"
+    return f"{_repair_of(folder)} computes it again" if folder.name == "sum" else BACKUP
 
 
 INDEX = "index.sqlite"  #: in the store's folder
@@ -146,15 +141,22 @@ def is_sound(shape: Shape, slots: int) -> bool:
     return shape.dtype in _DTYPES and 0 < shape.per_segment <= most and shape.segment_bytes <= largest
 
 
-def make_arrays(folder: Path, shapes: Mapping[str, Shape]) -> None:
-    """Make the Zarr group and its arrays, which have no slots yet."""
+def make_arrays(
+    folder: Path, shapes: Mapping[str, Shape], slots: Mapping[str, int] = MappingProxyType({}), *, group: bool = True
+) -> None:
+    """Write the metadata of these arrays, which have so many slots, by default none, and those of the Zarr group.
+
+    Raises:
+        OSError: a file cannot be written; each file is as before, or complete.
+    """
     for name, shape in shapes.items():
         array = folder / name
-        array.mkdir(parents=True)
-        _replace(array / METADATA, _array_metadata(shape, 0))
+        array.mkdir(parents=True, exist_ok=True)
+        _replace(array / METADATA, _array_metadata(shape, slots.get(name, 0)))
         for path in (array, *array.parents[: len(Path(name).parts) - 1]):
             sync(path)
-    _replace(folder / METADATA, _GROUP)
+    if group:
+        _replace(folder / METADATA, _GROUP)
     sync(folder)
 
 
@@ -185,9 +187,23 @@ def _array_metadata(shape: Shape, slots: int) -> dict[str, Any]:
 class LostMetadataError(StoreError):
     """`zarr.json` is missing, damaged or wrong. The index holds its contents, so that `repair` can write it again."""
 
-    def __init__(self, problem: str, store: Path) -> None:
-        super().__init__(f"[store] {problem}; `afflux store repair {quote(str(store))}` writes it again")
+    def __init__(self, problem: str, path: Path) -> None:
+        super().__init__(f"[store] {problem}; {_repair_of(path)} writes it again")
         self.what = problem
+
+
+@contextmanager
+def _lost_if_damaged(path: Path) -> Iterator[None]:
+    """Convert errors of reading this `zarr.json` to LostMetadataError, or to UnreadableError if they show no loss."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot read {path}: {reason(error)}"
+        if error.errno not in LOSS:
+            raise UnreadableError(f"[store] {problem}") from None
+        raise LostMetadataError(problem, path) from None
+    except DAMAGED as error:
+        raise LostMetadataError(f"{path} is damaged: {type(error).__name__}: {error}", path) from None
 
 
 def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
@@ -198,26 +214,21 @@ def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
         UnreadableError: the system does not open the file.
     """
     path = folder / METADATA
-    try:
+    with _lost_if_damaged(path):
         meta = json.loads(_read(path))
         per_segment, width = meta["chunk_grid"]["configuration"]["chunk_shape"]
         shape = Shape(meta["data_type"], int(width), int(per_segment))
         is_afflux = _is_ours(meta, shape)
         slots = int(meta["shape"][0])
-    except OSError as error:
-        problem = _lost_file(error, path)
-    except DAMAGED as error:
-        problem = f"{path} is damaged: {type(error).__name__}: {error}"
+    if not is_afflux:
+        problem = "it has no layout of afflux"
+    elif shape != expected:
+        problem = f"it has {shape}, and the index {expected}"
+    elif slots <= last:
+        problem = f"it has {slots} slots, and slot {last} is in use"
     else:
-        if not is_afflux:
-            problem = f"{path} is damaged: it has no layout of afflux"
-        elif shape != expected:
-            problem = f"{path} is damaged: it has {shape}, and the index {expected}"
-        elif slots <= last:
-            problem = f"{path} is damaged: it has {slots} slots, and slot {last} is in use"
-        else:
-            return slots
-    raise LostMetadataError(problem, store_of(folder))
+        return slots
+    raise LostMetadataError(f"{path} is damaged: {problem}", path)
 
 
 def _is_ours(meta: Any, shape: Shape) -> bool:
@@ -234,29 +245,13 @@ def _is_ours(meta: Any, shape: Shape) -> bool:
 
 def check_group(store: Path) -> None:
     """Raise LostMetadataError if the metadata of the group are damaged, UnreadableError if they cannot be read."""
-    try:
+    with _lost_if_damaged(store / METADATA):
         if json.loads(_read(store / METADATA))["node_type"] != "group":
             raise ValueError("not a group")
-    except OSError as error:
-        raise LostMetadataError(_lost_file(error, store / METADATA), store) from None
-    except DAMAGED as error:
-        raise LostMetadataError(f"{store / METADATA} is damaged: {type(error).__name__}: {error}", store) from None
 
 
 def _read(path: Path) -> bytes:
     return read_bytes(path, _MOST_METADATA)
-
-
-def _lost_file(error: OSError, path: Path) -> str:
-    """Describe the loss of a file.
-
-    Raises:
-        UnreadableError: the error shows no loss.
-    """
-    problem = f"cannot read {path}: {reason(error)}"
-    if error.errno not in LOSS:
-        raise UnreadableError(f"[store] {problem}") from None
-    return problem
 
 
 def write_slots(folder: Path, slots: int) -> None:
@@ -264,22 +259,6 @@ def write_slots(folder: Path, slots: int) -> None:
     meta = json.loads(_read(folder / METADATA))
     meta["shape"][0] = max(slots, meta["shape"][0])
     _replace(folder / METADATA, meta)
-
-
-def write_again(store: Path, lost: Collection[str], shapes: Mapping[str, Shape], slots: Mapping[str, int]) -> None:
-    """Write the metadata of these arrays, and of the group (""); change nothing else.
-
-    Raises:
-        StoreError: a file cannot be written; each file is as before, or complete.
-    """
-    try:
-        for name in lost:
-            (store / name).mkdir(exist_ok=True, parents=True)
-            _replace(store / name / METADATA, _array_metadata(shapes[name], slots[name]) if name else _GROUP)
-            sync(store / name)
-        sync(store)  # an array's folder may be new
-    except OSError as error:
-        raise StoreError(f"[store] cannot write {METADATA} in {store} again: {reason(error)}") from None
 
 
 def _replace(path: Path, metadata: Mapping[str, Any]) -> None:

@@ -15,11 +15,11 @@ from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId, client_order
 from afflux.store.checksums import crc
 from afflux.store.commits import Transaction
-from afflux.store.files import UnreadableError, irregular, refuse_irregular
+from afflux.store.files import UnreadableError, irregular, reason, refuse_irregular
 from afflux.store.index import CommittedState, Index
 from afflux.store.index_entries import ListUpdate, StoredArrival
 from afflux.store.inspect import missing
-from afflux.store.metadata import BACKUP, INDEX, folder_of, write_again
+from afflux.store.metadata import BACKUP, INDEX, METADATA, folder_of, make_arrays
 from afflux.store.reader import StoreReader, locked_reader
 from afflux.store.segments import Place
 
@@ -272,8 +272,7 @@ def repair(
         if agreed is not None:
             _refuse_more(health, agreed)
         if store.lost:
-            slots = {name: array.slots for name, array in store.segments.items()}
-            write_again(store.path, store.lost, store.shapes, slots)
+            _write_metadata(store)
         for array in store.segments.values():
             array.truncate_oversized()
         for array in store.arrays.get("rows", ()):
@@ -282,6 +281,16 @@ def repair(
             return None
         _commit_rest(store, examination, health)
         return Repair(health.damaged, int(store.committed.meta["version"]), health.arrivals)
+
+
+def _write_metadata(store: StoreReader) -> None:
+    """Write the metadata that are lost; change nothing else."""
+    shapes = {name: shape for name, shape in store.shapes.items() if name in store.lost}
+    slots = {name: array.slots for name, array in store.segments.items()}
+    try:
+        make_arrays(store.path, shapes, slots, group="" in store.lost)
+    except OSError as error:
+        raise StoreError(f"[store] cannot write {METADATA} in {store.path} again: {reason(error)}") from None
 
 
 def _refuse_more(health: Health, agreed: Health) -> None:
