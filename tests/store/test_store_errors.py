@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import afflux.store.creation
 import afflux.store.index
 from afflux import Server, StoreError
 from afflux.rules import ca2fl, fedbuff
@@ -236,13 +235,13 @@ def test_two_who_make_a_store_in_one_folder(tmp_path, monkeypatch):
     first = []
 
     class Slow(Lock):
-        def __init__(self, folder):
+        def __init__(self, folder, **options):
             if not first:
                 first.append(folder)
                 Server(RULE, np.zeros(3), num_clients=5, store=folder).close()
-            super().__init__(folder)
+            super().__init__(folder, **options)
 
-    monkeypatch.setattr(afflux.store.creation, "Lock", Slow)
+    monkeypatch.setattr("afflux.store.lock.Lock", Slow)
     check_error("is not empty", Server, RULE, np.zeros(4), num_clients=5, store=tmp_path, error=StoreError)
     with Server.open(tmp_path) as server:
         assert server.params.size == 3

@@ -20,7 +20,7 @@ from afflux.rules.rule import Rule
 from afflux.store.constants_file import write_constants
 from afflux.store.files import reason, try_open_files
 from afflux.store.index import Index
-from afflux.store.lock import LOCK, Lock
+from afflux.store.lock import LOCK, locked
 from afflux.store.metadata import INDEX, NAME, Shape, make_arrays, shapes_of, sync
 from afflux.store.shards import stored_parts
 from afflux.store.stored_rule import warn_of_own_parts
@@ -67,8 +67,7 @@ def create_store(
         try_open_files(_OPEN_FILES)
         path.mkdir(parents=True, exist_ok=True)
         _refuse_contents(path)
-        lock = Lock(path)
-        try:
+        with locked(path):
             _refuse_contents(path)  # another process may have had the lock before
             try:
                 make_arrays(path, shapes)
@@ -80,8 +79,6 @@ def create_store(
             except BaseException:
                 remove_contents(path)
                 raise
-        finally:
-            lock.release()
     except OSError as error:
         raise StoreError(f"[Server] store: cannot make {path}: {reason(error)}") from None
     warn_of_own_parts(path, rule.to_config())

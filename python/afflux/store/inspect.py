@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -17,7 +17,7 @@ from afflux.ops.validation import brief, plain_id
 from afflux.rules.rule import ClientId
 from afflux.store.constants_file import constants_of
 from afflux.store.files import reason
-from afflux.store.lock import InUseError, Lock
+from afflux.store.lock import InUseError, locked
 from afflux.store.metadata import folder_of
 from afflux.store.reader import StoreReader, locked_reader
 from afflux.store.segments import Place, Row
@@ -111,12 +111,11 @@ def _reader(path: Path) -> Iterator[tuple[StoreReader, bool]]:
     """Yield a reader of a store that a server may have open, and whether a server has it open."""
     with ExitStack() as undo:
         try:
-            undo.callback(Lock(folder_of(path), shared=True).release)
+            undo.enter_context(locked(folder_of(path), shared=True))
             in_use = False
         except InUseError:
             in_use = True
-        store = undo.enter_context(StoreReader(path, alone=not in_use))
-        yield store, in_use
+        yield undo.enter_context(closing(StoreReader(path, alone=not in_use))), in_use
 
 
 def missing(store: StoreReader, but: Sequence[str] = ()) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 import errno
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -118,6 +119,16 @@ class Lock:
         self._held = False
         close_descriptor(self._descriptor)
         self._descriptor = -1
+
+
+@contextmanager
+def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold a `Lock` during the block."""
+    lock = Lock(folder, shared=shared)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _open_here(path: Path, flags: int) -> int:

@@ -1,10 +1,9 @@
 """A reader of stores that does not need the rule, and does not write to the store."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from afflux.rules.rule import ClientId
 from afflux.store.checksums import damage, raise_if_damaged, row_crc
 from afflux.store.files import UnreadableError, refuse_irregular
 from afflux.store.index import Index
-from afflux.store.lock import Lock
+from afflux.store.lock import locked
 from afflux.store.metadata import INDEX, LostMetadataError, Shape, check_group, damage_as_store_error, folder_of
 from afflux.store.segments import Place, Row, Segments
 from afflux.store.shards import parts_in
@@ -32,12 +31,8 @@ def locked_reader(path: "str | PathLike[str]", *, shared: bool = True) -> "Itera
     Raises:
         StoreError: see `StoreReader`; or a server has the store open.
     """
-    lock = Lock(folder_of(path), shared=shared)
-    try:
-        with StoreReader(Path(path), alone=True) as store:
-            yield store
-    finally:
-        lock.release()
+    with locked(folder_of(path), shared=shared), closing(StoreReader(Path(path), alone=True)) as store:
+        yield store
 
 
 class StoreReader:
@@ -169,10 +164,6 @@ class StoreReader:
         vector: Row = decoded(row, self.d, self.codec)
         return vector
 
-    def __enter__(self) -> "StoreReader":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the index."""
         self.index.close()

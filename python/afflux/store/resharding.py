@@ -21,7 +21,7 @@ from afflux.store.constants_file import CONSTANTS
 from afflux.store.creation import shapes_in
 from afflux.store.files import reason
 from afflux.store.index_entries import fact_entries, guarded_crc, key_of
-from afflux.store.lock import Lock
+from afflux.store.lock import locked
 from afflux.store.metadata import BACKUP, INDEX, Shape, folder_of, make_arrays, sync
 from afflux.store.reader import StoreReader, locked_reader
 from afflux.store.schema import FORMAT, FORMAT_OF_SHARDS
@@ -63,12 +63,9 @@ def reshard(path: "str | PathLike[str]", shards: int, progress: Callable[[int, i
             new = Path(mkdtemp(prefix=f".{path.resolve().name}.reshard-", dir=path.resolve().parent))
             try:
                 new.chmod(path.stat().st_mode)
-                lock = Lock(new)
-                try:
+                with locked(new):
                     _Copy(store, new, cuts, progress).write()
                     _exchange(path.resolve(), new)
-                finally:
-                    lock.release()
             finally:
                 shutil.rmtree(new, ignore_errors=True)
         except OSError as error:
