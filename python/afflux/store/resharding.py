@@ -26,7 +26,7 @@ from afflux.store.metadata import BACKUP, INDEX, Shape, folder_of, make_arrays, 
 from afflux.store.reader import StoreReader, locked_reader
 from afflux.store.schema import FORMAT, FORMAT_OF_SHARDS
 from afflux.store.segments import Place, Row, Segments
-from afflux.store.shards import StoredPart, stored_parts
+from afflux.store.shards import stored_parts
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _BLOCK = 4096  #: bytes of a folder, or of a small file
@@ -82,7 +82,7 @@ class _Copy:
         self._store, self._new, self._cuts = store, new, cuts
         self._progress = progress or (lambda done, total: None)
         self._done, self._parts = 0, stored_parts(store.d, cuts)
-        self._arrays: dict[str, list[tuple[StoredPart, Segments]]] = {}
+        self._arrays: dict[str, list[Segments]] = {}  # the parts of each array
 
     def write(self) -> None:
         """Write all files, and wait until they are on the disk itself."""
@@ -97,7 +97,7 @@ class _Copy:
                 size = store.codec.row_size(part.size) if name == "rows" and store.codec else part.size
                 array = Segments(new / part.folder / name, size, shapes[part.folder + name], mapped=False)
                 array.reserve(self._slots(name))
-                self._arrays.setdefault(name, []).append((part, array))
+                self._arrays.setdefault(name, []).append(array)
         for name, place in self._vectors():
             self._copy_vector(name, place)
         self._write_index(shapes, self._copied_rows())
@@ -105,7 +105,7 @@ class _Copy:
             shutil.copyfile(store.path / CONSTANTS, new / CONSTANTS)
             sync(new / CONSTANTS)
         for arrays in self._arrays.values():
-            for _, array in arrays:
+            for array in arrays:
                 array.flush(range(0, array.slots, array.shape.per_segment))
         sync(new)
 
@@ -144,7 +144,7 @@ class _Copy:
         self._add(name, place.slot, [vector[part.begin : part.begin + part.size] for part in self._parts])
 
     def _add(self, name: str, slot: int, pieces: list[Row]) -> None:
-        for (_, array), piece in zip(self._arrays[name], pieces, strict=True):
+        for array, piece in zip(self._arrays[name], pieces, strict=True):
             array.write(slot, piece)
             self._done += piece.nbytes
         store = self._store

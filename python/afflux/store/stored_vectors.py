@@ -196,11 +196,10 @@ class StoredVectors:
 
     def flush(self, places: SavedPlaces, retained: Iterable[Place], rows: Iterable[Place]) -> None:
         """Wait until these vectors are on the disk itself."""
-        self._params.flush([places.params.slot, *(place.slot for place in retained)])
-        self._named.flush(places.vectors)
-        self._arrivals.flush(places.arrivals.values())
-        if slots := [place.slot for place in rows]:
-            self.arrays["rows"].flush(slots)
+        named = {name: [place] for name, place in places.vectors.items()}
+        new = {"params": [places.params, *retained], "arrivals": places.arrivals.values(), "rows": rows, **named}
+        for name, array in self.arrays.items():
+            array.flush(place.slot for place in new.get(name, ()))
 
     def flush_all(self) -> None:
         """Wait until everything is on the disk itself."""

@@ -24,16 +24,14 @@ class VectorSlots:
     def __init__(self, arrays: Mapping[str, Segments], committed: Mapping[str, Place], num_threads: int) -> None:
         self._arrays = arrays
         self._num_threads = num_threads
-        self._slots: dict[str, dict[int, Row]] = {}
-        self.committed: dict[str, int] = {}
+        self._slots: dict[str, tuple[Row, Row]] = {}
+        self.set_committed(committed)
         for name, segments in arrays.items():
             segments.reserve(2)
-            self._slots[name] = {slot: segments.array(slot) for slot in (0, 1)}
-            if name in committed:
-                self.committed[name] = committed[name].slot
+            self._slots[name] = segments.array(0), segments.array(1)
         is_mapped = "sum" in arrays and arrays["sum"].mapped
         # A forked child may read the sum, of which `RowCache.sum` gives out the memory itself.
-        self._copied = [CopiedInChildren(row) for row in self._slots["sum"].values()] if is_mapped else []
+        self._copied = [CopiedInChildren(row) for row in self._slots["sum"]] if is_mapped else []
 
     def committed_vector(self, name: str) -> Row:
         """Return the vector of the last commit; before the first commit, an empty slot."""
@@ -45,54 +43,38 @@ class VectorSlots:
 
     def _target(self, name: str, now: Row) -> int:
         """Return the slot of `now` if it is not the committed one, else the other slot."""
-        committed = self.committed.get(name)
-        current = next((slot for slot, row in self._slots[name].items() if row is now), None)
-        return (
-            current
-            if current is not None and current != committed
-            else next(slot for slot in self._slots[name] if slot != committed)
-        )
+        spare = [slot for slot in (0, 1) if slot != self.committed.get(name)]
+        return next((slot for slot in spare if self._slots[name][slot] is now), spare[0])
 
     def write(self, name: str, now: Vector, checksums: SweepChecksums) -> Place:
         """Return the place of `now` for a commit.
 
         `now` is copied to a slot if it is not in one, for example on a GPU.
         """
-        committed = self.committed.get(name)
-        if committed is not None and self._slots[name][committed] is now:
-            slot = committed
-        else:
+        slot, array = self.committed.get(name), self._arrays[name]
+        if slot is None or self._slots[name][slot] is not now:
             slot = self._target(name, now)
             if on_gpu(now):
-                now = self._downloaded(name, slot, now)
-            self._arrays[name].write(slot, now)
+                array.check([slot])
+                array.populate([slot], write=True)
+                bring(now, self._slots[name][slot])
+                now = self._slots[name][slot]
+            array.write(slot, now)
         return Place(slot, crc(now, self._num_threads, checksums))
-
-    def _downloaded(self, name: str, slot: int, now: Vector) -> Row:
-        """Return a slot with the values of a vector on a GPU."""
-        self._arrays[name].check([slot])
-        self._arrays[name].populate([slot], write=True)
-        bring(now, self._slots[name][slot])
-        return self._slots[name][slot]
 
     def populate(self) -> None:
         """Map the pages that a sweep may write."""
-        for name, slots in self._slots.items():
-            self._arrays[name].populate(slots, write=True)
+        for array in self._arrays.values():
+            array.populate((0, 1), write=True)
 
     def set_committed(self, places: Mapping[str, Place]) -> None:
         """Record that these places are committed."""
         self.committed = {name: place.slot for name, place in places.items()}
 
-    def flush(self, places: Mapping[str, Place]) -> None:
-        """Wait until these vectors are on the disk itself."""
-        for name, place in places.items():
-            self._arrays[name].flush([place.slot])
-
     def check(self) -> None:
         """Raise StoreError if a file has vanished or was truncated."""
-        for name, slots in self._slots.items():
-            self._arrays[name].check(slots)
+        for array in self._arrays.values():
+            array.check((0, 1))
 
 
 class ParamsSlots:
@@ -153,10 +135,6 @@ class ParamsSlots:
         """Make versions that are still in use independent of the files. `free` is memory that is not in use."""
         self._segments.detach(self.used(free))
 
-    def flush(self, slots: Iterable[int]) -> None:
-        """Wait until these slots are on the disk itself."""
-        self._segments.flush(slots)
-
 
 class ArrivalSlots:
     """The vectors of arrivals, by the number of their join. Each is written once, to its own slot.
@@ -193,10 +171,6 @@ class ArrivalSlots:
     def check(self) -> None:
         """Raise StoreError if a file has vanished or was truncated."""
         self._segments.check(place.slot for place in self._places.values())
-
-    def flush(self, places: Iterable[Place]) -> None:
-        """Wait until these vectors are on the disk itself."""
-        self._segments.flush(place.slot for place in places)
 
     def stacked(self, places: Sequence[Place]) -> npt.NDArray[Any]:
         """Return a copy of these vectors, (n, d)."""
