@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from afflux.aggregation import checkpoint
+from afflux.aggregation import checkpoint as checkpoints
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.cache.table import RowMoves, SlotCounts
-from afflux.aggregation.checkpoint import Saved
+from afflux.aggregation.checkpoint import Saved, scalar_facts
 from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.options import REPLACEABLE, Durability
 from afflux.aggregation.plane import DataPlane, Vector
@@ -54,14 +54,12 @@ _LOGGER = logging.getLogger("afflux")
 
 
 class _Checkpoint(NamedTuple):
-    """A checkpoint that has begun, and the values to restore if its transaction fails."""
+    """The data of a checkpoint that later commits write again, until the next checkpoint."""
 
-    commit_counter: int  #: the counter of the index before the checkpoint
     notes: str | None
-    retained_places: dict[int, Place]
-    retained: Sequence[Pulled]
     asked: Sequence[int]
-    counts: SlotCounts | None  #: those of the rows that the checkpoint commits
+    places: Mapping[int, Place]  #: of the older versions, by number
+    retained: Sequence[Pulled] = ()  #: the older versions
 
 
 class Store:
@@ -115,7 +113,8 @@ class Store:
         self._stored_settings: dict[str, Any] = {name: facts[name] for name in ("rule", "commits", "options")}
         before = facts["commits"]
         self.commit_every: int | None = before["commit_every"] if commit_every == "as before" else commit_every
-        self._power = (durability or before["durability"]) == "power"
+        self.durability: Durability = durability or before["durability"]  #: of later commits
+        self._power = self.durability == "power"
         self._commits = {"durability": self.durability, "commit_every": self.commit_every}
         self._rule = StoredRule(path, facts["rule"], self.facts)
         self._index.sync_commits(self._power)
@@ -124,13 +123,11 @@ class Store:
             self.vectors.flush_all()  # the commits so far were not flushed
         self._lists = GrowingLists()
         self._largest_row: float = 0.0 if self.committed is None else self.committed.meta["largest_row"]
-        self._retained_places = retained_places({} if self.committed is None else self.committed.vectors)
-        self.retained: Sequence[Pulled] = []  #: older versions that the last checkpoint has kept
-        #: the numbers of the versions that the caller has given as `keep`; other retained versions are held for tasks
-        self.asked: Sequence[int] = self.committed.meta["asked"] if self.committed else []
-        self.notes = self.committed.notes if self.committed else None
-        self._after_commit: Callable[[], None] = lambda: None  # of the last transaction that has begun
-        self._checkpoint: _Checkpoint | None = None  # the checkpoint that has not ended
+        self._checkpoint = _Checkpoint(None, [], {})
+        if (last := self.committed) is not None:
+            self._checkpoint = _Checkpoint(last.notes, last.meta["asked"], retained_places(last.vectors))
+        #: For the checkpoint that has not ended, the counter of the index before it, and the function to call after it.
+        self._begun: tuple[int, Callable[[], None]] | None = None
         codec = named(self.facts["codec"])
         self.rows = None if codec is None else self._rows(codec)
 
@@ -150,9 +147,14 @@ class Store:
             _LOGGER.warning("[open] %s: from version %d on, %s", self.path, version, "; ".join(changes))
 
     @property
-    def durability(self) -> Durability:
-        """The durability of later commits."""
-        return "power" if self._power else "process"
+    def notes(self) -> str | None:
+        """The notes of the last checkpoint."""
+        return self._checkpoint.notes
+
+    @property
+    def asked(self) -> Sequence[int]:
+        """The numbers of the versions that the caller has given as `keep`; other versions are retained for tasks."""
+        return self._checkpoint.asked
 
     @property
     def version(self) -> int:
@@ -217,14 +219,10 @@ class Store:
         for version in keep:
             if not self.vectors.owns(version.params):
                 raise AffluxError(f"[checkpoint] keep: version {version.version} is not a version of this server")
-        counts = None if self.rows is None else self.rows.counts
-        before = self.notes, self._retained_places, self.retained, self.asked
-        self._checkpoint = _Checkpoint(self._index.commit_counter, *before, counts)
+        retained = [self._in_slot(version) for version in keep]
+        places = {model.version: self.vectors.params_place(model.params) for model in retained}
         try:
-            self.notes, self.retained = notes, [self._in_slot(version) for version in keep]
-            self.asked = asked
-            self._retained_places = {model.version: self.vectors.params_place(model.params) for model in self.retained}
-            self._commit(admission.state)
+            self._commit(admission.state, checkpoint=_Checkpoint(notes, asked, places, retained))
         finally:
             self._end_checkpoint()
 
@@ -234,35 +232,29 @@ class Store:
         return version if params is version.params else Pulled(params, version.version, version.buffers)
 
     def _end_checkpoint(self) -> None:
-        """Complete a checkpoint if its transaction was made, even if an interrupt came after the transaction; else undo
-        it.
+        """Complete a checkpoint if its transaction was made, even if an interrupt came after the transaction.
 
         May be repeated.
         """
-        begun = self._checkpoint
-        if begun is None:
-            return
-        if self._index.commit_counter == begun.commit_counter:
-            self.notes, self._retained_places = begun.notes, begun.retained_places
-            self.retained, self.asked = begun.retained, begun.asked
-        else:
-            self._after_commit()
-            if self.rows is not None and begun.counts is not None:
-                self.rows.set_committed(begun.counts)
-        self._checkpoint = None
+        if self._begun is not None:
+            commit_counter, after_commit = self._begun
+            if self._index.commit_counter != commit_counter:
+                after_commit()
+            self._begun = None
 
     def _commit(
         self,
         state: ServerState,
         moves: RowMoves | None = None,
         swept: SweptVectors | None = None,
+        checkpoint: _Checkpoint | None = None,
     ) -> None:
         """Write all data that are not in their slots yet, and make the transaction.
 
         `moves` and `swept` are of a round that is not published yet; `state` is the state after the round.
         """
-        newest = state.current.version
-        now = next((model for model in self.retained if model.version == newest), None) or self._in_slot(state.current)
+        kept, newest = checkpoint or self._checkpoint, state.current.version
+        now = next((model for model in kept.retained if model.version == newest), None) or self._in_slot(state.current)
         rows, counts = dict[ClientId, Place](), None
         if self.rows is not None:
             rows, counts = self.rows.changed_places(moves), self.rows.counts if moves is None else moves.counts
@@ -270,29 +262,33 @@ class Store:
         total = state.terms[0].total[0] if state.terms else None
         places = self.vectors.save(now.params, state.rule_vectors, total, slots, swept)
         if self._power:
-            self.vectors.flush(places, self._retained_places.values(), rows.values())
-        meta = checkpoint.scalar_facts({"durability": self.durability, "largest_row": self._largest_row}, state)
+            self.vectors.flush(places, kept.places.values(), rows.values())
+        meta = scalar_facts({"durability": self.durability, "largest_row": self._largest_row}, state)
         meta["retained_buffers"] = {
-            model.version: model.buffers.tolist() for model in self.retained if model.buffers is not None
+            model.version: model.buffers.tolist() for model in kept.retained if model.buffers is not None
         }
-        meta["asked"] = list(self.asked)
+        meta["asked"] = list(kept.asked)
         if counts is not None:
             meta["rows"] = counts.clients, counts.high, [*counts.free, *counts.retired]
-        retained = {f"params:{version}": place for version, place in self._retained_places.items()}
+        retained = {f"params:{version}": place for version, place in kept.places.items()}
         lists, written = self._lists.updates(state)
         settings = {"rule": self._rule.config(state.rule), "commits": self._commits, "options": self.options}
 
         def after_commit() -> None:
             self._stored_settings = settings
-            self.vectors.set_committed(places, [now.params, *(model.params for model in self.retained)])
+            self.vectors.set_committed(places, [now.params, *(model.params for model in kept.retained)])
             self._lists.set_committed(written)
+            self._checkpoint = kept
+            if checkpoint is not None and self.rows is not None and counts is not None:
+                self.rows.set_committed(counts)
 
-        self._after_commit = after_commit
+        if checkpoint is not None:
+            self._begun = self._index.commit_counter, after_commit
         self._index.commit(
             Transaction(
                 meta,
                 None if now.buffers is None else now.buffers.tobytes(),
-                self.notes,
+                kept.notes,
                 {"params": places.params, **places.vectors, **retained},
                 [stored_arrival(arrival, places.arrivals.get(arrival.join)) for arrival in state.waiting],
                 rows,
@@ -311,7 +307,7 @@ class Store:
         state = state_of(self.facts, last, vectors, slots, log=self.options["log"])
         if self._rule.was_given:  # it replaces both the rule in force and the waiting rule
             state["meta"]["next_rule"] = None
-        return checkpoint.load(state, facts, admission)
+        return checkpoints.load(state, facts, admission)
 
     def open_tasks(self) -> list[Opened]:
         """Return the tasks that were open at the last commit.
@@ -320,7 +316,7 @@ class Store:
             StoreError: their entries are damaged.
         """
         try:
-            return checkpoint.open_tasks([] if self.committed is None else self.committed.lists["tasks"])
+            return checkpoints.open_tasks([] if self.committed is None else self.committed.lists["tasks"])
         except (AffluxError, TypeError, ValueError) as error:
             raise StoreError(f"[open] {self.path} is damaged: its tasks: {error}") from None
 
@@ -331,7 +327,7 @@ class Store:
         """
         rule_vectors = {name: self.vectors.committed_vector(f"rule_vector.{name}") for name in state.rule_vectors}
         self.vectors.set_committed(None, [params])
-        self.retained = retained
+        self._checkpoint = self._checkpoint._replace(retained=retained)
         return replace(state, rule_vectors=rule_vectors, rows=self.rows)
 
     @property
@@ -340,13 +336,13 @@ class Store:
         buffers = {} if self.committed is None else self.committed.meta["retained_buffers"]
         return {
             version: frozen(buffers[str(version)], np.float64) if str(version) in buffers else None
-            for version in sorted(self._retained_places)
+            for version in sorted(self._checkpoint.places)
         }
 
     def is_newest(self, version: int) -> bool:
         """Return whether a kept version is the newest one, in the same slot."""
         last = self.committed
-        return last is not None and self._retained_places[version].slot == last.vectors["params"].slot
+        return last is not None and self._checkpoint.places[version].slot == last.vectors["params"].slot
 
     def close(self, *, detach: bool = False) -> None:
         """Close all files and release the lock. With `detach`, versions that are still in use do not change.
@@ -356,7 +352,7 @@ class Store:
         if self.closed:
             return
         if detach:
-            self.retained = []
+            self._checkpoint = self._checkpoint._replace(retained=())
             self.vectors.detach()
         self.vectors.close()
         self._index.close()
