@@ -1,12 +1,14 @@
-"""Cached rows of clients on disk, and their sum: a `RowCache` for any number of clients."""
+"""Cached rows of clients on disk, and their sum, in one piece or in shards: a `RowCache` for any number of clients."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from afflux._engine import RowCheck, address, forks
-from afflux.aggregation.cache.rows import LocalRows, RowCache, RowMemory, RowRead
+from afflux.aggregation.cache.rows import LocalRows, RowCache, RowRead
 from afflux.aggregation.cache.staging import NewRows, RowStaging, StagedRow
 from afflux.aggregation.cache.table import RowMoves, RowPlan, SlotCounts
+from afflux.aggregation.sharded_plane import ShardedPlane, Shards
+from afflux.aggregation.sharded_rows import ShardedRows
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import Gpu
 from afflux.ops import CachedDifference, CachedMean
@@ -17,46 +19,16 @@ from afflux.rules.rule import ClientId
 from afflux.store.checksums import SweepChecksums, row_blocks, row_crc
 from afflux.store.index import Index
 from afflux.store.segments import Place, Row, Segments
+from afflux.store.shards import StoredPart
 from afflux.store.vector_slots import VectorSlots
 
 _FORKED = "[rows] this process was forked, and the rows are in a store of its parent"
 
 
-class StoredRows(RowMemory):
-    """Rows in slots on disk, and the checksums of those that sweeps have written since the last commit."""
+class DiskRows(LocalRows):
+    """Rows in slots of one Zarr array, and the checksums of those that sweeps have written since the last commit."""
 
     in_state = False
-
-    @abstractmethod
-    def missing(self, slot: int) -> str | None:
-        """Describe why a slot to which a commit refers is missing, with the remedy; None if it is not missing."""
-
-    @abstractmethod
-    def start_read(self, place: Place) -> RowCheck | None:
-        """Start to read a row, and return its check, for `ingest` to make in parallel.
-
-        Return None where that is not possible. Then the system is asked to start reading the row.
-        """
-
-    @abstractmethod
-    def damage(self, place: Place) -> str | None:
-        """Read a row into memory. Describe its damage, with the remedy; None if it has its checksums."""
-
-    @abstractmethod
-    def load(self, slot: int) -> None:
-        """Read a row into memory."""
-
-    @abstractmethod
-    def checksums_of(self, slots: Sequence[int]) -> Sequence[bytes]:
-        """Return the checksums of rows that have changed since the last commit."""
-
-    @abstractmethod
-    def forget_checksums(self) -> None:
-        """Forget all checksums: the rows are committed."""
-
-
-class DiskRows(LocalRows, StoredRows):
-    """Rows in slots of one Zarr array."""
 
     def __init__(
         self,
@@ -88,29 +60,34 @@ class DiskRows(LocalRows, StoredRows):
         return None if out is self.sum else out
 
     def missing(self, slot: int) -> str | None:
+        """Describe why a slot to which a commit refers is missing, with the remedy; None if it is not missing."""
         problem = self.segments.missing_slot(slot)
         return None if problem is None else f"{problem}; {self.segments.remedy}"
 
     def start_read(self, place: Place) -> RowCheck | None:
+        """Start to read a row, and return its check, for `ingest` to make in parallel.
+
+        Return None where that is not possible. Then the system is asked to start reading the row.
+        """
         if self.segments.mapped and self.device is HOST:
             return RowCheck(self.row(place.slot), *self._blocks, place.crc, self._num_threads)
         self.prefetch(place.slot)
         return None
 
     def damage(self, place: Place) -> str | None:
+        """Read a row into memory. Describe its damage, with the remedy; None if it has its checksums."""
         self.load(place.slot)
-        if self._is_sound(place):
+        if row_crc(self.row(place.slot), self.codec) == place.crc:
             return None
         slot, folder = place.slot, self.segments.folder
         return f"slot {slot} of {folder} does not agree with its checksum; {self.segments.remedy}"
 
-    def _is_sound(self, place: Place) -> bool:
-        return row_crc(self.row(place.slot), self.codec) == place.crc
-
     def load(self, slot: int) -> None:
+        """Read a row into memory."""
         self.segments.populate([slot])
 
     def checksums_of(self, slots: Sequence[int]) -> Sequence[bytes]:
+        """Return the checksums of rows that have changed since the last commit."""
         return [self.checksums[slot] for slot in slots]
 
     def prefetch(self, slot: int) -> None:
@@ -118,6 +95,7 @@ class DiskRows(LocalRows, StoredRows):
         self.segments.prefetch(slot)
 
     def forget_checksums(self) -> None:
+        """Forget all checksums: the rows are committed."""
         self.checksums = {}
 
     def prepare(self, plan: RowPlan) -> tuple[CachedDifference | CachedMean, NewRows]:
@@ -146,6 +124,40 @@ class DiskRows(LocalRows, StoredRows):
             self.checksums[slot] = row_crc(row, self.codec, self._num_threads) if crc is None else crc
 
 
+class ShardedDiskRows(ShardedRows):
+    """The rows of all parts on disk, by slot: the `DiskRows` of the parts."""
+
+    in_state = False
+
+    def __init__(self, rows: Shards, codec: Codec, plane: ShardedPlane, parts: Sequence[StoredPart]) -> None:
+        super().__init__(plane.row_parts(rows, codec), [part.begin for part in parts])
+        self._rows, self._plane, self._stored_parts = rows, plane, parts
+
+    def _first(self, name: str, argument: Any) -> str | None:
+        """Return the first problem of a part."""
+        problems = self._plane.call(name, argument, of=self._rows)
+        return next((problem for problem in problems if problem is not None), None)
+
+    def missing(self, slot: int) -> str | None:
+        return self._first("missing", slot)
+
+    def start_read(self, place: Place) -> None:
+        self._plane.call_later("prefetch", place.slot, of=self._rows)  # `ingest` makes no check beside its sweeps
+
+    def damage(self, place: Place) -> str | None:
+        return self._first("damage", Shards([part.place(place, self.codec) for part in self._stored_parts]))
+
+    def load(self, slot: int) -> None:
+        self._plane.call("load", slot, of=self._rows)
+
+    def checksums_of(self, slots: Sequence[int]) -> Sequence[bytes]:
+        parts = zip(*self._plane.call("checksums_of", [*slots], of=self._rows), strict=True)
+        return [b"".join(row_parts) for row_parts in parts] if slots else []
+
+    def forget_checksums(self) -> None:
+        self._plane.call_later("forget_checksums", of=self._rows)
+
+
 class DiskCache(RowCache):
     """Rows on disk. A row that has not changed since the last commit is in the index, with its checksums.
 
@@ -153,9 +165,11 @@ class DiskCache(RowCache):
     on to write them.
     """
 
-    memory: StoredRows
+    memory: DiskRows | ShardedDiskRows
 
-    def __init__(self, memory: StoredRows, num_clients: int, seed: int, counts: SlotCounts, index: Index) -> None:
+    def __init__(
+        self, memory: DiskRows | ShardedDiskRows, num_clients: int, seed: int, counts: SlotCounts, index: Index
+    ) -> None:
         super().__init__(memory, num_clients, seed, counts)
         self.reads_ahead = True
         self._index, self._forks = index, forks[0]

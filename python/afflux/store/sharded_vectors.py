@@ -4,7 +4,7 @@ A shard's folder has neither an index nor a commit. Each part has the same slots
 are chosen here, those of rows by their table, and all others follow from the calls, which are the same for all parts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -15,49 +15,14 @@ import numpy as np
 from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.plane import DataPlane, NamedVectors, Prepared, Slot, Vector
 from afflux.aggregation.sharded_plane import ShardedPlane, Shards
-from afflux.aggregation.sharded_rows import ShardedRows
 from afflux.arrays.devices import HOST
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import StoreError, UnavailableError
-from afflux.store.disk_cache import StoredRows
+from afflux.store.disk_cache import ShardedDiskRows
 from afflux.store.index import CommittedState
 from afflux.store.segments import Place, Row
 from afflux.store.shards import StoredPart, joined, parts_in
 from afflux.store.stored_vectors import SavedPlaces, StoredVectors, SweptVectors
-
-
-class ShardedDiskRows(ShardedRows, StoredRows):
-    """The rows of all parts on disk, by slot."""
-
-    in_state = False
-
-    def __init__(self, rows: Shards, codec: Codec, plane: ShardedPlane, parts: Sequence[StoredPart]) -> None:
-        super().__init__(plane.row_parts(rows, codec), [part.begin for part in parts])
-        self._rows, self._plane, self._stored_parts = rows, plane, parts
-
-    def _first(self, name: str, argument: Any) -> str | None:
-        """Return the first problem of a part."""
-        problems = self._plane.call(name, argument, of=self._rows)
-        return next((problem for problem in problems if problem is not None), None)
-
-    def missing(self, slot: int) -> str | None:
-        return self._first("missing", slot)
-
-    def start_read(self, place: Place) -> None:
-        self._plane.call_later("prefetch", place.slot, of=self._rows)  # `ingest` makes no check beside its sweeps
-
-    def damage(self, place: Place) -> str | None:
-        return self._first("damage", Shards([part.place(place, self.codec) for part in self._stored_parts]))
-
-    def load(self, slot: int) -> None:
-        self._plane.call("load", slot, of=self._rows)
-
-    def checksums_of(self, slots: Sequence[int]) -> Sequence[bytes]:
-        parts = zip(*self._plane.call("checksums_of", [*slots], of=self._rows), strict=True)
-        return [b"".join(row_parts) for row_parts in parts] if slots else []
-
-    def forget_checksums(self) -> None:
-        self._plane.call_later("forget_checksums", of=self._rows)
 
 
 class ShardedVectors:
