@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -80,24 +80,16 @@ def info(path: "str | PathLike[str]") -> Info:
         sizes["index"] = sum(file.stat().st_size for file in store.path.glob(f"{store.index.path.name}*"))
         return Info(
             path=str(path),
-            rule=server["rule"],
+            **{name: server[name] for name in ("rule", "kind", "d", "dtype", "slot_dtype", "num_clients")},
+            **{name: meta[name] for name in ("version", "joins", "counts", "durability")},
             rule_config=store.facts["rule"],
-            kind=server["kind"],
-            d=store.d,
-            dtype=server["dtype"],
-            slot_dtype=server["slot_dtype"],
-            version=meta["version"],
-            joins=meta["joins"],
             waiting=len(store.committed.arrivals),
-            counts=meta["counts"],
             shards=len(server.get("cuts", ())) + 1,
-            num_clients=server["num_clients"],
             clients=store.clients,
             codec=None if codec is None else codec.name,
             bits=None if codec is None else codec.bits,
             bytes_per_client=store.row_bytes,
             disk_bytes=sizes,
-            durability=meta["durability"],
             commit_every=store.facts["commits"]["commit_every"],
             repairs=tuple(store.facts["repairs"]),
             in_use=in_use,
@@ -166,14 +158,10 @@ def export(
     with locked_reader(path) as store:
         if store.codec is None:
             raise StoreError(f"[export] {path} has no rows: {store.server['rule']} keeps none")
-        places = (
-            list(store.index.rows())
-            if clients is None
-            else [(client_id, _place(store, client_id)) for client_id in map(_stored_id, clients)]
-        )
+        places = list(store.index.rows()) if clients is None else [_place(store, client_id) for client_id in clients]
         ids = [client_id for client_id, _ in places]
-        with _replaced(out) as new:
-            _write(new, ids, _decoded(store, places), (len(ids), store.d), decoded_dtype(store.codec))
+        rows = _Array("rows", np.dtype(decoded_dtype(store.codec)).str, (len(ids), store.d), _decoded(store, places))
+        _write(out, [rows] if out.suffix == ".npy" else [_ids_array(ids), rows])
         return ids
 
 
@@ -204,16 +192,8 @@ def export_params(path: "str | PathLike[str]", out: "str | PathLike[str]") -> in
     out = _checked_out(out)
     with locked_reader(path) as store:
         params = store.params()
-        with _replaced(out) as new, new.open("wb") as file:
-            if out.suffix == ".npy":
-                np.lib.format.write_array(file, params, allow_pickle=False)
-            else:
-                from zipfile import ZipFile
-
-                with ZipFile(file, "w") as archive:
-                    for name, array in _model(store, params):
-                        with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                            np.lib.format.write_array(entry, array, allow_pickle=False)
+        model = [("params", params)] if out.suffix == ".npy" else _model(store, params)
+        _write(out, (_Array(name, array.dtype.str, array.shape, [array]) for name, array in model))
         return int(store.committed.meta["version"])
 
 
@@ -236,20 +216,6 @@ def _checked_out(out: "str | PathLike[str]") -> Path:
     if out.suffix not in (".npy", ".npz"):
         raise StoreError(f"[export] out is {out}, must end in .npy or .npz")
     return out
-
-
-@contextmanager
-def _replaced(out: Path) -> Iterator[Path]:
-    """Yield a temporary file for writing. It replaces `out` at the end of the block."""
-    new = out.with_name(out.name + ".new")
-    try:
-        try:
-            yield new
-            new.replace(out)
-        finally:
-            new.unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreError(f"[export] cannot write {out}: {reason(error)}") from None
 
 
 def clients_named(path: "str | PathLike[str]", texts: Iterable[str]) -> list[ClientId]:
@@ -277,15 +243,12 @@ def _named(store: StoreReader, text: str) -> ClientId:
     return text if as_text else number
 
 
-def _stored_id(client_id: ClientId) -> ClientId:
-    return plain_id(client_id, "export")
-
-
-def _place(store: StoreReader, client_id: ClientId) -> Place:
+def _place(store: StoreReader, client_id: ClientId) -> tuple[ClientId, Place]:
+    client_id = plain_id(client_id, "export")
     place = store.index.row(client_id)
     if place is None:
         raise StoreError(f"[export] client {brief(client_id)} has no row in {store.path}")
-    return place
+    return client_id, place
 
 
 def _decoded(store: StoreReader, places: Sequence[tuple[ClientId, Place]]) -> Iterator[Row]:
@@ -297,39 +260,63 @@ def _decoded(store: StoreReader, places: Sequence[tuple[ClientId, Place]]) -> It
         yield store.decoded(row)
 
 
-def _write(new: Path, ids: Sequence[ClientId], rows: Iterator[Row], shape: tuple[int, int], dtype: str) -> None:
-    header = {"descr": np.dtype(dtype).newbyteorder("<").str, "fortran_order": False, "shape": shape}
-    if new.suffixes[-2] == ".npy":
-        with new.open("wb") as file:
-            _stream(file, header, rows)
-        return
-    from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+class _Array(NamedTuple):
+    """An array of an output, which is written piece by piece."""
 
-    name, values, kind = _clients(ids)
-    with ZipFile(new, "w") as archive:
-        # All texts have the width of the longest one: they are written one by one, and compressed.
-        texts = ZipInfo(f"{name}.npy")
-        texts.compress_type = ZIP_DEFLATED
-        with archive.open(texts, "w", force_zip64=True) as entry:
-            header_of_ids = {"descr": kind, "fortran_order": False, "shape": (len(ids),)}
-            _stream(entry, header_of_ids, (np.array([value], kind) for value in values))
-        with archive.open("rows.npy", "w", force_zip64=True) as entry:
-            _stream(entry, header, rows)
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: Iterable[npt.NDArray[Any]]
 
 
-def _clients(ids: Sequence[ClientId]) -> tuple[str, Sequence[ClientId], str]:
-    """Return the name, the values and the dtype of an array that represents the ids exactly."""
+def _ids_array(ids: Sequence[ClientId]) -> _Array:
+    """Return an array that represents the ids exactly."""
     for kind in ("<i8", "<u8"):
         limits = np.iinfo(kind)
         if all(not isinstance(client_id, str) and limits.min <= client_id <= limits.max for client_id in ids):
-            return "clients", ids, kind
+            return _Array("clients", kind, (len(ids),), (np.array([client_id], kind) for client_id in ids))
     # NumPy cuts off a NUL at the end of a text.
     are_texts = all(isinstance(client_id, str) and not client_id.endswith("\0") for client_id in ids)
     texts = ids if are_texts else [json.dumps(client_id) for client_id in ids]
-    return "clients" if are_texts else "clients_json", texts, f"<U{max(1, *(len(str(text)) for text in texts))}"
+    kind = f"<U{max(1, *(len(str(text)) for text in texts))}"
+    pieces = (np.array([text], kind) for text in texts)
+    return _Array("clients" if are_texts else "clients_json", kind, (len(ids),), pieces)
 
 
-def _stream(file: IO[bytes], header: dict[str, Any], rows: Iterator[npt.NDArray[Any]]) -> None:
+def _write(out: Path, arrays: Iterable[_Array]) -> None:
+    """Write arrays to a `.npz`, or the one array to a `.npy`; replace `out` when all are written."""
+    from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
+
+    with _replaced(out) as new, new.open("wb") as file:
+        if out.suffix == ".npy":
+            (array,) = arrays
+            _stream(file, array)
+            return
+        with ZipFile(file, "w") as archive:
+            for array in arrays:
+                info = ZipInfo(f"{array.name}.npy")
+                # All texts have the width of the longest one.
+                info.compress_type = ZIP_DEFLATED if "U" in array.dtype else ZIP_STORED
+                with archive.open(info, "w", force_zip64=True) as entry:
+                    _stream(entry, array)
+
+
+@contextmanager
+def _replaced(out: Path) -> Iterator[Path]:
+    """Yield a temporary file for writing. It replaces `out` at the end of the block."""
+    new = out.with_name(out.name + ".new")
+    try:
+        try:
+            yield new
+            new.replace(out)
+        finally:
+            new.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"[export] cannot write {out}: {reason(error)}") from None
+
+
+def _stream(file: IO[bytes], array: _Array) -> None:
+    header = {"descr": array.dtype, "fortran_order": False, "shape": array.shape}
     np.lib.format.write_array_header_1_0(file, header)
-    for row in rows:
-        file.write(row.tobytes() if row.dtype.kind == "U" else row.data)
+    for piece in array.pieces:
+        file.write(np.ascontiguousarray(piece).view(np.uint8).data)
