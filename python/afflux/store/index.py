@@ -16,6 +16,8 @@ from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, Literal
 
+from msgspec import convert
+
 from afflux._engine import ORDER_VERSION
 from afflux.ops.errors import StoreError
 from afflux.ops.validation import plain_id
@@ -152,7 +154,7 @@ class Index:
         with self._errors("open"), ExitStack() as undo:
             undo.callback(self._delete_temporary)
             mode = "ro" if read_only else "rw"
-            if read_only and alone and not _size(log):
+            if read_only and alone and not (log.exists() and log.lstat().st_size):
                 mode = "ro&immutable=1"
             self._writer, self._reader = (undo.enter_context(closing(connect(path, mode))) for _ in range(2))
             refuse_other_schema(path, self._writer)
@@ -162,7 +164,7 @@ class Index:
                     raise StoreError(f"[store] cannot open {path}: SQLite has not made its log")
                 # Each of SQLite's own checkpoints syncs, which on ext4 waits for all other dirty pages.
                 self._writer.execute("PRAGMA wal_autocheckpoint = 10000")
-            if not read_only:  # SQLite opens also files that it cannot write: this statement raises for them
+                # SQLite opens also files that it cannot write: this statement raises for them.
                 self._writer.execute("DELETE FROM facts WHERE 0")
             undo.pop_all()
         self._reading = RLock()
@@ -232,8 +234,6 @@ class Index:
         If `numbered`, the first column must count from 0, else its values must differ. Reading stops at the first
         invalid entry, because a damaged file may refer to one page many times.
         """
-        from afflux.store.index_types import decoded
-
         rows, keys = list[Any](), set[object]()
         with self._reading:
             for i, values in enumerate(self._reader.execute(statement)):
@@ -241,7 +241,7 @@ class Index:
                 if (values[0] != i) if numbered else (values[0] in keys):
                     raise ValueError(f"entry {i} is there twice, or one is missing")
                 keys.add(values[0])
-        return [*decoded(rows, list[type_])]
+        return convert(rows, list[type_])
 
     @property
     def commit_counter(self) -> int:
@@ -379,10 +379,6 @@ class Index:
             if isinstance(error, StoreError):
                 raise
             raise self._damaged(error) from None
-
-
-def _size(path: Path) -> int:
-    return path.lstat().st_size if path.exists() else 0
 
 
 def _entry_bytes(client_id: ClientId, place: Place | None) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import convert
 
 from afflux.rules.rule import ClientId
 from afflux.store.segments import Place
@@ -48,10 +49,10 @@ def record_of(text: str) -> list[Any]:
     Raises:
         ValueError, msgspec.ValidationError: the record is invalid.
     """
-    from afflux.store.index_types import ArrivalRecord, decoded
+    from afflux.store.index_types import ArrivalRecord
 
     record: list[Any] = json.loads(text)
-    decoded(record, ArrivalRecord)
+    convert(record, ArrivalRecord)
     return record
 
 

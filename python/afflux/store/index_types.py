@@ -33,7 +33,7 @@ class _Facts(Struct, frozen=True, forbid_unknown_fields=True):
     """Facts. Decoding refuses unknown facts."""
 
 
-class ServerFacts(_Facts, frozen=True):
+class ServerFacts(_Facts, frozen=True, omit_defaults=True):
     """The facts with which a server that opens the store must agree."""
 
     rule: str
@@ -107,7 +107,7 @@ class RowSlots(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     free: list[Count]
 
 
-class StateMeta(_Facts, frozen=True):
+class StateMeta(_Facts, frozen=True, omit_defaults=True):
     """The state of a commit, without arrays and lists; `checkpoint.load` compares it with the server."""
 
     durability: Literal["process", "power"]
@@ -150,15 +150,6 @@ VectorEntry = tuple[str, Count, bytes]
 ArrivalEntry = tuple[Count, Count, Count | None, bytes | None, str, bytes | None]
 
 
-def decoded(value: Any, type_: Any) -> Any:
-    """Return a value decoded as this type.
-
-    Raises:
-        ValueError: the value has another type, or is out of range.
-    """
-    return convert(value, type_)
-
-
 def read_facts(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
     """Return all facts of the store, decoded from JSON and checked, as plain dicts and lists.
 
@@ -171,12 +162,9 @@ def read_facts(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
         if values["options"][name] is True:
             remedy = f"open it once with afflux 0.1.0 and {name}=False, and make a checkpoint"
             raise StoreError(f"[store] {path} has the option {name}=True, which servers no longer have: {remedy}")
-    facts: StoreFacts = decoded(values, StoreFacts)
+    facts = convert(values, StoreFacts)
     _check_shapes(facts)
     plain: dict[str, Any] = to_builtins(facts)
-    for name in ("seed", "cuts"):
-        if plain["server"][name] is None:
-            del plain["server"][name]
     return plain
 
 
@@ -213,7 +201,7 @@ def read_state(meta: str, facts: Mapping[str, Any], vectors: Collection[str]) ->
     Raises:
         ValueError: see `read_facts`.
     """
-    state: StateMeta = decoded(json.loads(meta), StateMeta)
+    state = convert(json.loads(meta), StateMeta)
     codec, rows = facts["server"]["codec"], state.rows
     if (rows is None) != (codec is None):
         raise ValueError(f"the codec is {codec}, and the state {'has' if rows is not None else 'lacks'} rows")
@@ -227,8 +215,6 @@ def read_state(meta: str, facts: Mapping[str, Any], vectors: Collection[str]) ->
     if state.order_version != ORDER_VERSION:
         raise ValueError(f"order_version is {state.order_version}")
     plain: dict[str, Any] = to_builtins(state)
-    if rows is None:
-        del plain["rows"]
     return plain
 
 
