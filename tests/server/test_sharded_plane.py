@@ -83,7 +83,7 @@ def test_the_squares_of_parts_have_the_bits_of_the_whole(data):
 
 
 #: The calls of the interface, of the whole plane and of its parts.
-CALLS = sorted(DataPlane.__abstractmethods__ - {"allocate", "slots_taken", "versions_held", "full", "wait"})
+CALLS = sorted(DataPlane.__abstractmethods__ - {"allocate", "slots_taken", "versions_held", "wait"})
 REPEATED = {
     "ca2fl": (rules.ca2fl(buffer_size=2, codec="affine-4"), {"num_clients": 9}),
     "fadas": (rules.fadas(buffer_size=2), {}),

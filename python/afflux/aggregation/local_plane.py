@@ -45,7 +45,7 @@ class LocalPlane(DataPlane):
         self.device = device
         self.num_threads = num_threads
         self.gpu, self.alone = (None if device is HOST else device.name), device.alone
-        self.reads_trees = self.reads_parts = device is HOST
+        self.reads_in_place = device is HOST
         #: With a store: the memory into which a sweep writes new rule vectors; None: it updates them in place.
         self.spares: Callable[[NamedVectors], NamedVectors] | None = None
 
@@ -211,10 +211,6 @@ class LocalPlane(DataPlane):
     @property
     def versions_held(self) -> int:
         return self.versions.held
-
-    @property
-    def full(self) -> bool:
-        return self.versions.full
 
     def vector(self, values: "Float64 | float | None" = None) -> Vector:
         if values is None:

@@ -78,8 +78,9 @@ class DataPlane(ABC):
     size: int  #: d
     alone: str | None = None  #: what a forked child cannot use; None: the child has its own copy
     inplace: bool = False  #: whether there is one version, which rounds overwrite
-    reads_trees: bool = False  #: whether `ingest` checks the shapes of the arrays that it reads
-    reads_parts: bool = False  #: whether a round may read callers' arrays that no push has checked, see `in_parts`
+    #: Whether `ingest` checks the shapes of the arrays that it reads, and a round may read callers' arrays that no push
+    #: has checked, see `in_parts`.
+    reads_in_place: bool = False
     gpu: str | None = None  #: the name of the GPU that has the vectors
     fast_slots: Any = None  #: the pools of slots for pushes in C++; None: such pushes are not possible
     num_threads: int = 1  #: of a round's sweep
@@ -129,7 +130,7 @@ class DataPlane(ABC):
     ) -> ops.Ingested:
         """Copy callers' arrays into a vector, in one sweep, as `ops.ingest`.
 
-        If `reads_trees`, arrays of other shapes than `shapes` are refused, and `beside`, a check of a row, runs in
+        If `reads_in_place`, arrays of other shapes than `shapes` are refused, and `beside`, a check of a row, runs in
         parallel with the sweep.
         """
 
@@ -209,15 +210,16 @@ class DataPlane(ABC):
     def finish(self, draft: Draft) -> Vector:
         """Return the draft as a version, which no caller can write to."""
 
+    def version(self, values: Any, op: str) -> Vector:
+        """Return a version with the values of an array as for `fill`. Raises as `draft`."""
+        draft = self.draft(op)
+        self.fill(draft, values)
+        return self.finish(draft)
+
     @property
     @abstractmethod
     def versions_held(self) -> int:
         """The number of versions that are in use."""
-
-    @property
-    @abstractmethod
-    def full(self) -> bool:
-        """Whether a round would find no memory for its version."""
 
     @abstractmethod
     def vector(self, values: "Float64 | float | None" = None) -> Vector:

@@ -306,10 +306,6 @@ class ShardedPlane(DataPlane):
     def versions_held(self) -> int:
         return self.planes[0].versions_held
 
-    @property
-    def full(self) -> bool:
-        return self.planes[0].full
-
     def vector(self, values: "Float64 | float | None" = None) -> Shards:
         return self.objects("vector", self._scattered(values) if isinstance(values, np.ndarray) else values)
 

@@ -89,11 +89,6 @@ class Versions:
         """The number of versions that are still in use."""
         return int(self._pool.held)
 
-    @property
-    def full(self) -> bool:
-        """Whether max_versions versions are held, so that a step finds no buffer."""
-        return self.max_versions is not None and not self.inplace and self.held >= self.max_versions
-
     def has(self, params: Vector) -> bool:
         """Return whether these params, on a GPU, are a version of this pool."""
         return bool(self._pool.has(params))

@@ -143,7 +143,7 @@ class Aggregator:
         self._check_open(op)
         self.check_storage()
         self._add_last_term()
-        if self.admission.round is not None or (makes_version and self.plane.full and self.reading):
+        if self.admission.round is not None or (makes_version and self._full and self.reading):
             return None
         return (action(),)
 
@@ -286,9 +286,15 @@ class Aggregator:
         Returns:
             False if a push that reads a version must end first.
         """
-        while self.plane.full and release_one(self.admission):
+        while self._full and release_one(self.admission):
             pass
-        return not (self.reading and self.plane.full)
+        return not (self.reading and self._full)
+
+    @property
+    def _full(self) -> bool:
+        """Whether a round would find no memory for its version."""
+        most, plane = self.max_versions, self.plane
+        return most is not None and not plane.inplace and plane.versions_held >= most
 
     def hand_in(self, name: str, vector: Vector) -> None:
         """Replace one of the rule's vectors."""

@@ -114,7 +114,7 @@ class InputAdapter:
 
     def found(self, subject: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
         """Return the parts for `ingest`, which checks the arrays of a tree while it reads them, where possible."""
-        if self.layout is None or not self.plane.reads_trees or not is_tree(vector):
+        if self.layout is None or not self.plane.reads_in_place or not is_tree(vector):
             return self.parts(subject, vector)
         try:
             return self.layout._found(vector)

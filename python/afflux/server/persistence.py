@@ -170,9 +170,7 @@ def _move_to(store: Store, aggregator: Aggregator) -> None:
     now = state.current
     store.vectors.use(plane)
     if plane.gpu is None:
-        draft = plane.draft("Server")
-        plane.fill(draft, plane.read(now.params, copy=False))
-        now = replace(now, params=plane.finish(draft))
+        now = replace(now, params=plane.version(plane.read(now.params, copy=False), "Server"))
     admission.load(structs.replace(state, current=now, rows=store.rows, log=[]))
     store.checkpoint(admission)
     aggregator.attach(store)
@@ -215,11 +213,7 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
 def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
     """Return a version of a store, on the server's device."""
     plane = aggregator.plane
-    if not isinstance(plane, LocalPlane) or plane.gpu is None:
-        return version
-    draft = plane.versions.take()
-    plane.fill(draft.buffer, version.params)
-    return replace(version, params=draft.publish())
+    return version if plane.gpu is None else replace(version, params=plane.version(version.params, "Server"))
 
 
 def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputAdapter, options: ServerOptions) -> None:
@@ -233,11 +227,9 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputA
     except BusyError:  # the arrivals that the state replaces are in the slots
         arrivals, uncounted = arrivals_of(saved, aggregator, partial(plane.reserve, counted=False)), True
     rule_vectors = {name: plane.vector(vector) for name, vector in saved.state.rule_vectors.items()}
-    constants = _saved_constants(state)  # before the draft, which with inplace is the server's own params
+    constants = _saved_constants(state)  # before the version, which with inplace is the server's own params
     aggregator.make_room()
-    draft = plane.draft("load_state_dict")
-    plane.fill(draft, saved.state.current.params)
-    now = replace(saved.state.current, params=plane.finish(draft))
+    now = replace(saved.state.current, params=plane.version(saved.state.current.params, "load_state_dict"))
     new_state = structs.replace(saved.state, current=now, waiting=arrivals, rule_vectors=rule_vectors)
     admission.load(new_state)
     if constants is not None:

@@ -84,7 +84,7 @@ def make_step(
 def _reads_in_place(aggregator: Aggregator, options: ServerOptions) -> bool:
     """Return whether the sweep of a round may read the vectors of a step where they are."""
     rule, plane, storage = aggregator.rule, aggregator.plane, aggregator.storage
-    if not plane.reads_parts or plane.inplace or not reads_in_place(rule, options):
+    if not plane.reads_in_place or plane.inplace or not reads_in_place(rule, options):
         return False
     # A store has no third slot of a rule vector: between two commits a sweep overwrites the vector itself.
     return storage is None or storage.commit_every == 1 or not rule.rule_vectors

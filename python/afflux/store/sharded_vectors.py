@@ -83,9 +83,7 @@ class ShardedVectors:
         """Return the version whose params these are; write it to a slot again if only a caller's copy is left."""
         vector = params if isinstance(params, Shards) else self._plane.version_of(params)
         if vector is None:
-            draft = self._plane.draft("checkpoint")
-            self._plane.fill(draft, params)
-            vector = self._plane.finish(draft)
+            vector = self._plane.version(params, "checkpoint")
             self._plane.remember(vector, params)
         return vector
 
