@@ -94,7 +94,7 @@ struct Round {
   std::vector<Client> first_rows = {};
 };
 
-// What is saved, as data. The names are those of the fields.
+// What is saved, as data with names. Clients are handles of the Control that saves or loads it.
 struct Saved {
   std::int64_t version = 0, number = 0, buffer_size = 1;
   std::optional<std::int64_t> next_buffer_size;

@@ -418,6 +418,8 @@ static void check_details() {
     push.task = 1;
     require(control.admit(push, 5).status == Status::expired && control.tasks().size() == 0, "too late");
     require(control.state().buffer.filled() == 1 && !control.tasks().holds(0), "its version is not held");
+    control.admit(push_of(Id(2)), 6);
+    require(control.state().since == 4, "when the first arrival has joined");
   }
   {  // changes by the caller, and tasks
     Settings settings = settings_of(3);
