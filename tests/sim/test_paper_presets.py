@@ -16,7 +16,7 @@ from afflux.sim import read_audit_log
 from afflux.sim.models.networks import NETWORKS
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.presets.registry import all_presets, find_preset
-from afflux.sim.papers.reproduction import jobs_of
+from afflux.sim.papers.reproduction import job_of
 from afflux.sim.workload.config import SimConfig
 from commands import invoke
 from conftest import ROOT
@@ -294,7 +294,7 @@ def test_wkafls_settings(data, levels, rate, rule):
 def test_anarchic_fls_preset_is_a_run_of_its_table(workers):
     preset = find_preset(f"afl-logreg-{workers.replace('/', 'of')}")
     cells = [cell for cell in TABLES["afl-table2"].cells if cell.name.startswith(f"{workers}, 5 steps")]
-    jobs = jobs_of(cells, [0])
+    jobs = [job_of(cell, 0) for cell in cells]
     own = preset.config(eval_every=jobs[0].config.eval_every)  # the table is evaluated in each round
     assert own in [job.config for job in jobs]
     assert {job.spec.text for job in jobs} == {"afa_cd:buffer_size={}:server_lr=0.1".format(workers.partition("/")[0])}

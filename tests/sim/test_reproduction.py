@@ -37,7 +37,7 @@ from afflux.sim.papers.reproduction import (
     check,
     folder_page,
     folder_pages,
-    jobs_of,
+    job_of,
     reproduce,
     runs_of,
     states,
@@ -132,7 +132,8 @@ def test_the_cells_of_ca2fl_and_fadas_are_their_presets():
 
 
 def test_the_settings_of_table_2_are_the_papers():
-    for job in jobs_of(TABLES["afl-table2"].cells[:16], [0], Changes("somewhere")):
+    for cell in TABLES["afl-table2"].cells[:16]:
+        job = job_of(cell, 0, Changes("somewhere"))
         rule, config = job.spec.build(), job.config
         assert (rule.name, rule.kind, rule.buffer_size) == ("afa_cd", "gradient", 5)
         assert (config.data, config.model, config.data_dir) == ("mnist", "logreg", "somewhere")
@@ -437,12 +438,12 @@ def test_runs_of_gsgm_block_clients_until_the_pass_ends():
     """Another selection is an error before any run is made, also if other rules are compared."""
     settings = SETTINGS | {"selection": "blocked-until-pass-ends", "arrivals": 40}
     cells = [Cell("blocked", "gsgm:buffer_size=2", settings)]
-    (blocked,) = compare_module.compare(jobs_of(cells, [0]), reproduction.SimConfig())
+    (blocked,) = compare_module.compare([job_of(cell, 0) for cell in cells], reproduction.SimConfig())
     assert blocked.decisions == {"joined": 40}
     cells = [Cell("other", "fedbuff", SETTINGS), Cell("free", "gsgm", SETTINGS)]
     finished = {}
     with pytest.raises(ConfigError, match=r"gsgm takes each client once per pass .*: give selection=blocked"):
-        compare_module.compare(jobs_of(cells, [0]), reproduction.SimConfig(), finished=finished)
+        compare_module.compare([job_of(cell, 0) for cell in cells], reproduction.SimConfig(), finished=finished)
     assert not finished
     free = compare_module.make_jobs([parse_rule("gsgm"), parse_rule("fedbuff")], [0], paired=True)
     with pytest.raises(ConfigError, match="give selection=blocked-until-pass-ends"):

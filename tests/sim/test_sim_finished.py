@@ -10,7 +10,7 @@ import afflux.sim.runs.compare
 from afflux.cli.simulator import app
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
-from afflux.sim.papers import table_pages, tables
+from afflux.sim.papers import table_pages
 from afflux.sim.papers.outcomes import Outcome, load_outcomes
 from afflux.sim.results.finished_runs import FILE, FinishedRuns, Job
 from afflux.sim.results.run_result import Evaluation
@@ -72,8 +72,8 @@ def test_late_accuracy_is_the_mean_over_the_last_quarter():
 def small(monkeypatch):
     """Three codecs and two seeds, on so small a task that a run takes a moment; how often a run was made."""
     names = ("ca2fl", "mf_ca2fl:bits=8:codec=affine", "mf_ca2fl:bits=2:codec=affine", "mf_ca2fl:bits=2:codec=rotated")
-    monkeypatch.setattr(tables, "CODEC_RULES", names)
-    monkeypatch.setattr(tables, "CODEC_SETTINGS", {"digits": ("logreg", 40, 10)})
+    monkeypatch.setattr(table_pages, "CODEC_RULES", names)
+    monkeypatch.setattr(table_pages, "CODEC_SETTINGS", {"digits": ("logreg", 40, 10)})
     made, run_paired = [], afflux.sim.runs.compare.simulate
 
     def counted(specs, seed, *rest):
@@ -123,17 +123,19 @@ def test_a_reproduction_that_ends_nothing_leaves_no_folder(small, tmp_path):
 
 
 def test_the_page_of_mf_ca2fl(small, monkeypatch):
-    table = tables.mf_ca2fl("digits")
-    jobs = table.jobs([0, 1])
-    assert {job.config.delays for job in jobs} == {"fadas-large"}
     late = {0: (0.90, 0.89, 0.88, 0.86), 1: (0.80, 0.80, 0.78, 0.78)}
-    outcomes = []
-    for number, job in enumerate(jobs):
-        result = Outcome.of(run(CA2FL, 0, CONFIG))
-        rows = tuple(Evaluation(*row[:3], late[job.seed][number % 4], row.loss) for row in result.evaluations)
-        outcomes.append(Outcome(job.spec.label, job.seed, rows, 3))
+
+    def measure(jobs):
+        assert {job.config.delays for job in jobs} == {"fadas-large"}
+        outcomes = []
+        for number, job in enumerate(jobs):
+            result = Outcome.of(run(CA2FL, 0, CONFIG))
+            rows = tuple(Evaluation(*row[:3], late[job.seed][number % 4], row.loss) for row in result.evaluations)
+            outcomes.append(Outcome(job.spec.label, job.seed, rows, 3))
+        return outcomes
+
     monkeypatch.setattr(table_pages, "num_parameters", lambda config: 4096)
-    page = table.page(outcomes, [0, 1])
+    page = table_pages.mf_ca2fl("digits", [0, 1], measure)
     assert table_pages.codecs_markdown(json.loads(json.dumps(page.content))) == page.markdown
     exact, eight, _, rotated = page.content["codecs"]
     sizes = [line["row_bytes"] for line in page.content["codecs"]]
@@ -144,5 +146,5 @@ def test_the_page_of_mf_ca2fl(small, monkeypatch):
     assert page.content["from_8_bits"]["affine-2"]["mean"] == pytest.approx(-0.015)
     assert page.content["from_8_bits"]["rotated-2"]["std"] == pytest.approx(0.01 / 2**0.5)
     assert "| `affine-2` | 1,344 | 83.0 ± 7.1 | -2.0 ± 0.0 | 83.0 ± 7.1 |" in page.markdown
-    with pytest.raises(ConfigError, match="MF-CA2FL is run on digits"):
-        tables.mf_ca2fl("cifar")
+    with pytest.raises(ConfigError, match=r"unknown data 'cifar'.* digits"):
+        table_pages.mf_ca2fl("cifar", [0], measure)

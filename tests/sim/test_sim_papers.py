@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from afflux.cli.simulator import app
 from afflux.rules.specs import parse_rule
 from afflux.sim.papers.all_tables import TABLES
-from afflux.sim.papers.reproduction import jobs_of
+from afflux.sim.papers.reproduction import job_of
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.partitions import classes
 from made_runs import run
@@ -22,7 +22,7 @@ from made_runs import run
         (["afl-table2", "--cells", "7/10*"], "afl-table2 has no cell '7/10*'; its first one is '5/10, 5 steps"),
         (["afl-table2", "--data-dir", "nowhere"], "data 'mnist': there is no folder nowhere"),
         (["afl-table2", "--seeds", "x"], "seeds are whole numbers"),
-        (["mf-ca2fl", "--data", "cifar"], "MF-CA2FL is run on digits, mnist"),
+        (["mf-ca2fl", "--data", "cifar"], "unknown data 'cifar'; known: digits, mnist"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_no_folder(arguments, message, tmp_path):
@@ -51,7 +51,7 @@ def test_table_2_on_mnist_itself():
     if not folder or not (Path(folder) / "mnist.npz").is_file():
         pytest.skip("needs mnist.npz in the folder AFFLUX_DATA: one run of the paper's Table 2, and its partition")
     (cell,) = [cell for cell in TABLES["afl-table2"].cells if cell.name == "5/10, 5 steps, p = 10, async, constant"]
-    (job,) = jobs_of([cell], [0])
+    job = job_of(cell, 0)
     # Of 10000 images one standard deviation is .003; the paper's number and ours are one draw each.
     assert abs(run(job.spec, 0, job.config).final_accuracy - 0.9129) < 0.01
     with np.load(Path(folder) / "mnist.npz") as archive:

@@ -1,7 +1,6 @@
 """`afflux reproduce` and `afflux codecs`: tables, as Markdown, JSON and figures."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -165,11 +164,12 @@ def mf_ca2fl(
     """Make the table of all codecs (see MF_CA2FL_HELP)."""
     with report_errors():
         require(*EXTRA)
-        from afflux.sim.papers.tables import mf_ca2fl
+        from afflux.sim.papers.table_pages import mf_ca2fl
 
-        table, numbers = mf_ca2fl(data, data_dir), parse_seeds(seeds)
+        numbers = parse_seeds(seeds)
         command = {"command": "mf-ca2fl", "data": data, "seeds": numbers}
-        _publish(out, partial(table.reproduce, numbers), command, processes=jobs, at_most=at_most)
+        options = {"processes": jobs, "at_most": at_most}
+        _publish(out, lambda measure: mf_ca2fl(data, numbers, measure, data_dir), command, **options)
 
 
 def codecs(

@@ -12,17 +12,11 @@ import numpy as np
 from afflux.sim.papers.paper_tables import Cell, Reading, Table
 from afflux.sim.papers.publishing import Page, draw_rows, draw_scores, markdown_table
 from afflux.sim.results.curves import COLOURS
-from afflux.sim.results.run_result import Evaluation
+from afflux.sim.results.run_result import Evaluation, SeedStatistics, seed_statistics
 from afflux.sim.results.statistics import t_quantile
 
 #: A difference below this is not looked into.
 SMALL = 0.005
-
-
-def mean_of_numbers(values: Sequence[float]) -> float:
-    """Return the mean of the values that are numbers; nan if none is."""
-    numbers = [value for value in values if not isnan(value)]
-    return float(np.mean(numbers)) if numbers else nan
 
 
 @dataclass(frozen=True)
@@ -40,18 +34,14 @@ class Line:
     """Number of runs of which the paper's number is the mean."""
 
     @property
-    def mean(self) -> float:
-        """Mean over the seeds that have a value."""
-        return mean_of_numbers(self.values)
-
-    @property
-    def _numbers(self) -> list[float]:
-        return [value for value in self.values if not isnan(value)]
+    def ours(self) -> SeedStatistics:
+        """Mean and deviation over the seeds that have a value."""
+        return seed_statistics(self.values)
 
     @property
     def difference(self) -> float:
         """Our mean minus the paper's number; nan without one."""
-        return nan if self.cell.paper is None else self.mean - self.cell.paper
+        return nan if self.cell.paper is None else self.ours.mean - self.cell.paper
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -60,11 +50,11 @@ class Line:
         If the paper's number is that of the same experiment, it lies in 95 of 100 such intervals. nan with fewer than
         two seeds.
         """
-        count = len(self._numbers)
+        mean, std, count = self.ours
         if count < 2:
             return nan, nan
-        half = t_quantile(count - 1, 0.975) * float(np.std(self._numbers, ddof=1)) * sqrt(1 / self.mean_of + 1 / count)
-        return self.mean - half, self.mean + half
+        half = t_quantile(count - 1, 0.975) * std * sqrt(1 / self.mean_of + 1 / count)
+        return mean - half, mean + half
 
     @property
     def verdict(self) -> str:
@@ -73,7 +63,7 @@ class Line:
         Empty: no comparison. Two seeds give an interval that is in effect all numbers.
         """
         low, high = self.interval
-        if self.cell.paper is None or len(self._numbers) < 3:
+        if self.cell.paper is None or self.ours.seeds < 3:
             return ""
         return "in" if low <= self.cell.paper <= high else "near" if abs(self.difference) < SMALL else "out"
 
@@ -141,11 +131,11 @@ def table_page(
             {
                 "cell": line.cell.name,
                 "paper": line.cell.paper,
-                "ours": _number(line.mean),
+                "ours": _number(line.ours.mean),
                 "values": [_number(value) for value in line.values],
                 "interval": [_number(value) for value in line.interval],
                 "difference": _number(line.difference),
-                "others": {name: _number(mean_of_numbers(values)) for name, values in line.others.items()},
+                "others": {name: _number(seed_statistics(values).mean) for name, values in line.others.items()},
                 "seconds": round(line.seconds, 1),
             }
             for line in lines
@@ -156,16 +146,16 @@ def table_page(
 
 def _among(values: Sequence[float]) -> str:
     """Return how many of the runs have a value, if some have none."""
-    count = sum(not isnan(value) for value in values)
+    count = seed_statistics(values).seeds
     return f" ({count} of {len(values)})" if count < len(values) else ""
 
 
 def _mean_shown(values: Sequence[float], digits: int) -> str:
-    return _shown(mean_of_numbers(values), digits) + _among(values)
+    return _shown(seed_statistics(values).mean, digits) + _among(values)
 
 
 def _range(line: Line, digits: int) -> str:
-    if isnan(line.mean):
+    if isnan(line.ours.mean):
         return ""
     return f"{_shown(np.nanmin(line.values), digits)} to {_shown(np.nanmax(line.values), digits)}"
 
@@ -198,7 +188,9 @@ def draw(table: Table, lines: Sequence[Line], curves: Mapping[str, Any], path: P
         for place, line in enumerate(lines):
             axes.plot(line.values, [place] * len(line.values), "|", color=ours, markersize=8)
         places = range(len(lines))
-        axes.plot([line.mean for line in lines], places, "o", color=ours, markersize=4, label="afflux: mean, seeds")
+        axes.plot(
+            [line.ours.mean for line in lines], places, "o", color=ours, markersize=4, label="afflux: mean, seeds"
+        )
         paper = [nan if line.cell.paper is None else line.cell.paper for line in lines]
         axes.plot(paper, places, "x", color=theirs, markersize=6, label="paper")
 

@@ -76,15 +76,11 @@ class Changes(NamedTuple):
 UNCHANGED = Changes()
 
 
-def jobs_of(cells: Sequence[Cell], seeds: Sequence[int], changes: Changes = UNCHANGED) -> list[Job]:
-    """Return the runs, seed by seed."""
-    jobs = []
-    for seed in seeds:
-        for cell in cells:
-            config = SimConfig(data_dir=changes.data_dir, device=changes.device, **cell.settings)
-            config = replace(config, rounds=changes.rounds) if changes.rounds else config
-            jobs.append(Job(parse_rule(cell.rule), seed, config=config, may_diverge=True))
-    return jobs
+def job_of(cell: Cell, seed: int, changes: Changes = UNCHANGED) -> Job:
+    """Return the run of a cell."""
+    config = SimConfig(data_dir=changes.data_dir, device=changes.device, **cell.settings)
+    config = replace(config, rounds=changes.rounds) if changes.rounds else config
+    return Job(parse_rule(cell.rule), seed, config=config, may_diverge=True)
 
 
 class Run(NamedTuple):
@@ -135,7 +131,7 @@ def runs_of(
 
     def runs(cells: Sequence[Cell], seeds: Sequence[int]) -> list[Run]:
         pairs = [(seed, cell) for seed in seeds for cell in cells if not cell.seeds or seed < cell.seeds]
-        return [Run(cell, job) for seed, cell in pairs for job in jobs_of([cell], [seed], changes)]
+        return [Run(cell, job_of(cell, seed, changes)) for seed, cell in pairs]
 
     searches = {cell.search.name: trials_of(cell.search) for cell in cells if cell.search is not None}
     trials = runs([cell for choices in searches.values() for cell in choices.values()], [TRIALS_SEED])
@@ -243,7 +239,11 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Budget, show:
         finished = FinishedRuns(folder / f"{table.name}.jsonl", jobs, inputs, facts, ended)
         if len(ended) < len(jobs) and limits.hours != 0:
             titles = [f"{run.cell.name}, seed {run.job.seed}" for run in runs]
-            watch = screen.enter_context(show(titles, max(map(_arrivals, jobs)))) if show else None
+            watch = (
+                screen.enter_context(show(titles, max((job.config or SimConfig()).arrivals for job in jobs)))
+                if show
+                else None
+            )
             options: dict[str, Any] = {"processes": processes, "watch": watch, "finished": finished}
             try:
                 compare(jobs, SimConfig(), most=limits.runs, enough=enough, **options)
@@ -364,10 +364,6 @@ def _lines_of(table: Table, runs: Sequence[Run], lines: Mapping[int, Mapping[str
         line_of(table, cell, [run.evaluations for run in outcomes], seconds)
         for cell, outcomes, seconds in _finished(runs, lines)
     ]
-
-
-def _arrivals(job: Job) -> int:
-    return (job.config or SimConfig()).arrivals
 
 
 def record(result: RunResult, inputs: Mapping[str, str]) -> dict[str, Any]:

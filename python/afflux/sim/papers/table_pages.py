@@ -1,21 +1,32 @@
-"""The pages of the tables of `afflux reproduce`: Markdown, numbers and pictures, from the runs of each cell."""
+"""The table of `afflux reproduce mf-ca2fl`: MF-CA2FL at few bits beside CA2FL, for every codec."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from afflux import __version__
 from afflux.ops import codecs
-from afflux.rules.specs import RuleSpec
+from afflux.ops.validation import known
+from afflux.rules.specs import parse_rule
 from afflux.sim.papers.outcomes import Outcome
-from afflux.sim.papers.publishing import Page, final_score, markdown_table
+from afflux.sim.papers.publishing import Measure, Page, final_score, markdown_table
 from afflux.sim.results.curves import COLOURS
+from afflux.sim.results.finished_runs import Job
 from afflux.sim.results.run_result import SeedStatistics, seed_statistics
 from afflux.sim.runs.setup import num_parameters
 from afflux.sim.workload.config import SimConfig
 
+#: The first one is the reference for the others. All have the server_lr that was picked for CA2FL.
+CODEC_RULES = (
+    "ca2fl",
+    *(f"mf_ca2fl:bits={bits}:codec={codec}" for codec in ("affine", "affine-vector") for bits in (8, 4, 2, 1)),
+    *(f"mf_ca2fl:bits={bits}:codec=rotated" for bits in (4, 2, 1)),
+)
+#: By data set: model, arrivals, arrivals between evaluations.
+CODEC_SETTINGS = {"digits": ("cnn", 1600, 40), "mnist": ("wkafl-cnn", 600, 100)}
+CODEC_OPTIONS = {"buffer_size": 10, "server_lr": 0.6}
 #: Markers of the kinds of codecs that round, in the order of the colours.
 CODEC_MARKERS = dict(zip(dict.fromkeys(codec.coding for codec in codecs.ROUNDING), cycle("xPos^Dv*<>"), strict=False))
 #: Rules with 2 bits, and the rule with 8 bits that the page compares them with in a sentence.
@@ -29,23 +40,23 @@ Accuracy is the mean of the evaluations in the last quarter of a run: a single e
 """
 
 
-class PageCell(NamedTuple):
-    """One cell of a table: a rule with one setting."""
+def mf_ca2fl(data: str, seeds: Sequence[int], measure: Measure, data_dir: str | None = None) -> Page:
+    """Make the runs of all rules, seed by seed, and their page; raise ConfigError for an unknown data set."""
+    known("data", data, CODEC_SETTINGS)
+    model, arrivals, every = CODEC_SETTINGS[data]
+    config = SimConfig(
+        data=data, data_dir=data_dir, model=model, arrivals=arrivals, eval_every=every, delays="fadas-large"
+    )
+    specs = [parse_rule(rule, CODEC_OPTIONS) for rule in CODEC_RULES]
+    outcomes = measure([Job(spec, seed, config=config) for seed in seeds for spec in specs])
+    runs = {rule: outcomes[place :: len(specs)] for place, rule in enumerate(CODEC_RULES)}
+    return codecs_page(config, runs, seeds)
 
-    row: Any  #: classes of a worker, or the rule
-    column: str
-    spec: RuleSpec
-    config: SimConfig
 
-
-CellRuns = Sequence[Sequence[Outcome]]  #: of each cell, one for each seed
-
-
-def codecs_page(cells: Sequence[PageCell], runs: CellRuns, seeds: Sequence[int]) -> Page:
-    """Make the page of MF-CA2FL in few bits: one row per codec."""
-    config, options = cells[0].config, dict(cells[0].spec.options)
-    size, by_rule = num_parameters(config), {cell.row: outcomes for cell, outcomes in zip(cells, runs, strict=True)}
-    codecs = {cell.row: cell.spec.build().calibrate.codec for cell in cells}
+def codecs_page(config: SimConfig, runs: Mapping[str, Sequence[Outcome]], seeds: Sequence[int]) -> Page:
+    """Make the page of the runs of each rule, one for each seed: one row per codec."""
+    size, reference = num_parameters(config), runs[CODEC_RULES[0]]
+    codecs = {rule: parse_rule(rule).build().calibrate.codec for rule in runs}
     names = {rule: codec.name if codec else "float32" for rule, codec in codecs.items()}
     few, many = CODEC_CLAIM
     content: dict[str, Any] = {
@@ -54,21 +65,21 @@ def codecs_page(cells: Sequence[PageCell], runs: CellRuns, seeds: Sequence[int])
         "setting": f"{config.data}, {config.model} ({size:,} parameters), {config.num_clients} clients "
         f"(Dirichlet({config.alpha:g})), {config.concurrency} at once, delays {config.delays}, "
         f"{config.arrivals} arrivals",
-        "options": f"server_lr {options['server_lr']:g}, buffers of {options['buffer_size']}, {config.local_steps} "
-        f"local steps of {config.client_lr:g}",
+        "options": f"server_lr {CODEC_OPTIONS['server_lr']:g}, buffers of {CODEC_OPTIONS['buffer_size']}, "
+        f"{config.local_steps} local steps of {config.client_lr:g}",
         "parameters": size,
         "seeds": list(seeds),
         "codecs": [
             {
                 "codec": names[rule],
                 "row_bytes": codec.row_bytes(size) if codec else 4 * size,
-                "accuracy": seed_statistics([run.late_score() for run in by_rule[rule]])._asdict(),
-                "difference": _paired(by_rule[rule], runs[0])._asdict(),
-                "final": final_score(by_rule[rule])._asdict(),
+                "accuracy": seed_statistics([run.late_score() for run in runs[rule]])._asdict(),
+                "difference": _paired(runs[rule], reference)._asdict(),
+                "final": final_score(runs[rule])._asdict(),
             }
             for rule, codec in codecs.items()
         ],
-        "from_8_bits": {names[rule]: _paired(by_rule[rule], by_rule[many])._asdict() for rule in few},
+        "from_8_bits": {names[rule]: _paired(runs[rule], runs[many])._asdict() for rule in few},
     }
     return Page(f"mf-ca2fl-{config.data}", codecs_markdown(content), content, partial(_draw_codecs, content))
 
