@@ -12,7 +12,7 @@ from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim.papers import table_pages
 from afflux.sim.papers.outcomes import Outcome, load_outcomes
-from afflux.sim.results.finished_runs import FILE, FinishedRuns, Job
+from afflux.sim.results.finished_runs import FILE, FinishedRuns, Job, line_of
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.workload.config import SimConfig
 from made_runs import run
@@ -22,12 +22,16 @@ FEDBUFF, CA2FL = parse_rule("fedbuff:buffer_size=4"), parse_rule("ca2fl:buffer_s
 JOBS = [Job(FEDBUFF, 0, config=CONFIG), Job(CA2FL, 0, config=CONFIG), Job(CA2FL, 1, config=CONFIG)]
 
 
+def outcome_of(result):
+    return Outcome.of_line(line_of(result))
+
+
 def test_what_has_ended_is_found_again(tmp_path):
     path, result = tmp_path / FILE, run(CA2FL, 0, CONFIG)
     assert load_outcomes(path, JOBS) == {}
     FinishedRuns(path, JOBS)[1] = [result]
-    assert load_outcomes(path, JOBS) == {1: Outcome.of(result)}
-    assert load_outcomes(path, JOBS[::-1]) == {1: Outcome.of(result)}
+    assert load_outcomes(path, JOBS) == {1: outcome_of(result)}
+    assert load_outcomes(path, JOBS[::-1]) == {1: outcome_of(result)}
     for other in (
         JOBS[0]._replace(seed=1),
         JOBS[1]._replace(spec=parse_rule("ca2fl:buffer_size=5")),
@@ -39,7 +43,7 @@ def test_what_has_ended_is_found_again(tmp_path):
         JOBS[1]._replace(config=replace(CONFIG, data="mnist", data_dir=folder)) for folder in ("here", "elsewhere")
     )
     FinishedRuns(path, [here])[0] = [result]
-    assert load_outcomes(path, [elsewhere]) == {0: Outcome.of(result)}
+    assert load_outcomes(path, [elsewhere]) == {0: outcome_of(result)}
 
 
 def test_a_line_that_was_cut_off_has_not_ended(tmp_path):
@@ -62,7 +66,7 @@ def test_another_file_is_refused(text, tmp_path):
 
 
 def test_late_accuracy_is_the_mean_over_the_last_quarter():
-    outcome = Outcome.of(run(CA2FL, 0, CONFIG))
+    outcome = outcome_of(run(CA2FL, 0, CONFIG))
     assert [row.arrivals for row in outcome.evaluations] == [0, 5, 10, 15, 20]
     assert outcome.late_accuracy() == outcome.evaluations[-1].accuracy
     assert outcome.late_accuracy(0.5) == (outcome.evaluations[-1].accuracy + outcome.evaluations[-2].accuracy) / 2
@@ -129,7 +133,7 @@ def test_the_page_of_mf_ca2fl(small, monkeypatch):
         assert {job.config.delays for job in jobs} == {"fadas-large"}
         outcomes = []
         for number, job in enumerate(jobs):
-            result = Outcome.of(run(CA2FL, 0, CONFIG))
+            result = outcome_of(run(CA2FL, 0, CONFIG))
             rows = tuple(Evaluation(*row[:3], late[job.seed][number % 4], row.loss) for row in result.evaluations)
             outcomes.append(Outcome(job.spec.label, job.seed, rows, 3))
         return outcomes

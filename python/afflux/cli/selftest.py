@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from afflux import Server, __version__, _engine, ops, store
-from afflux.cli.bench import Inputs, applied
+from afflux.cli.bench import Inputs, Operation, applied
 from afflux.cli.common import Parser, add_command
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.rules import RULES
@@ -235,16 +235,12 @@ def speed() -> str:
     def ingest() -> None:
         ops.ingest(inputs.updates[0], slot, num_threads=inputs.num_threads)
 
-    amounts = {
-        "ingest": (8 * inputs.d, ingest),
-        "apply": (4 * inputs.d * (inputs.m + 2), applied(inputs, step=ops.Step("sgd", 0.7))),
-    }
+    step = applied(inputs, step=ops.Step("sgd", 0.7))
     shares = []
-    for name, (amount, call) in amounts.items():
-        seconds = []
-        for _ in range(8):
-            start = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - start)
-        shares.append(f"{name} {amount / min(seconds) / 1e9:.1f} GB/s")
+    for operation in (
+        Operation("ingest", "", 8 * inputs.d, {"afflux": ingest}),
+        Operation("apply", "", 4 * inputs.d * (inputs.m + 2), {"afflux": step}),
+    ):
+        operation.measure(7)
+        shares.append(f"{operation.name} {operation.bytes / min(operation.seconds['afflux']) / 1e9:.1f} GB/s")
     return f"{', '.join(shares)}; a copy {copy / 1e9:.1f} GB/s"

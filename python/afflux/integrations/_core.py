@@ -367,14 +367,10 @@ class TrainingRun:
 
     def take_metrics(self) -> list[Metrics]:
         """Return the metrics of the replies that joined since the last call, without those of a later step."""
-        waiting = self.waiting()
+        waiting = self.server.waiting
         taken = [own for join, (_, own) in self._metrics.items() if join not in waiting]
         self._metrics = {join: own for join, own in self._metrics.items() if join in waiting}
         return taken
-
-    def waiting(self) -> dict[int, ClientId]:
-        """Return the clients of the arrivals that wait for a step, by the number of the join."""
-        return self.server.waiting
 
     # Checkpoints
 
@@ -432,7 +428,7 @@ class TrainingRun:
             for task in self.server.tasks:
                 task.cancel()
             self.lost.update({name: count for name, count in found.lost.items()})
-            waiting = self.waiting()
+            waiting = self.server.waiting
             self._metrics = {join: (waiting[join], said) for join, said in found.metrics.items() if join in waiting}
             return own
 

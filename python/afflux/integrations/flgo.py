@@ -117,7 +117,7 @@ class AffluxServer(StoredRounds):
     @property
     def _blocked(self) -> set[ClientId]:
         """Return the clients that FLGo may not draw: their models wait for a step, or they have entered in the pass."""
-        return {*self.training.waiting().values(), *self.server.entered}
+        return {*self.server.waiting.values(), *self.server.entered}
 
     def iterate(self) -> bool:
         """Process one moment of FLGo's clock.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from afflux.sim.results.finished_runs import Job, all_lines, check_inputs, evaluations_of, lines_of_jobs
-from afflux.sim.results.run_result import Evaluated, Evaluation, RunResult
+from afflux.sim.results.run_result import Evaluated, Evaluation
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 
 
@@ -20,11 +20,6 @@ class Outcome(Evaluated):
     max_staleness: int
     metrics: tuple[Metric, ...] = CLASSIFICATION
     reason: str = ""  #: why there is no result
-
-    @classmethod
-    def of(cls, result: RunResult) -> "Outcome":
-        """Return the outcome of a finished run."""
-        return cls(result.spec.label, result.seed, result.evaluations, result.max_staleness, result.metrics)
 
     @classmethod
     def of_line(cls, line: Mapping[str, Any]) -> "Outcome":

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import reduce
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
@@ -315,9 +315,7 @@ def read_audit_log(path: Path | str) -> AuditLog:
 
 
 def _read(path: Path, rows: Iterable[bytes]) -> AuditLog:
-    lines: dict[type[LogLine], list[Any]] = {
-        kind: [] for kind in (Header, ArrivalLine, DropoutLine, RoundLine, EndLine)
-    }
+    lines: dict[type[LogLine], list[Any]] = {kind: [] for kind in get_args(LogLine)}
     for number, row in enumerate(rows, 1):
         try:
             if not row.endswith(b"\n"):

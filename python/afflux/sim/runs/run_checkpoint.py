@@ -251,16 +251,10 @@ class StoredRun:
 
         `start` is what `process_time` would have been at the beginning of the run.
         """
-        self._stream, self._leader, self._output, self._folder, self._start = (
-            stream,
-            leader,
-            output,
-            output.folder,
-            start,
-        )
+        self._stream, self._leader, self._output, self._start = stream, leader, output, start
         self._run_id = (self.interrupted and self.interrupted.notes.run_id) or token_hex(16)
-        file = self._folder / RUN_ID
-        if read_run_id(self._folder) != self._run_id:
+        file = output.folder / RUN_ID
+        if read_run_id(output.folder) != self._run_id:
             try:
                 with open(new_file(file), "w", encoding="ascii") as written:
                     written.write(self._run_id)
@@ -295,7 +289,7 @@ class StoredRun:
                 raise StoreError(f"[store] cannot write {new}: {error.strerror}") from None
         notes = CheckpointNotes(
             afflux_run=FORMAT,
-            audit=str(self._folder.resolve()),
+            audit=str(self._output.folder.resolve()),
             header=log.header,
             log_bytes=log.size,
             log_sha256=log.digest,
