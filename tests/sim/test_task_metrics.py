@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import re
 from dataclasses import replace
 from math import exp, inf, nan
 
@@ -16,7 +15,7 @@ import own_tasks
 from afflux.cli.terminal import describe, table_by_rule
 from afflux.rules.specs import RuleSpec
 from afflux.sim import ConfigError, Metric, Simulation, Task, partitioned, read_results, resume, sgd, tune
-from afflux.sim.results import figures, statistics, svg
+from afflux.sim.results import figures, report_html, statistics
 from afflux.sim.results.report_html import render_report
 from afflux.sim.results.run_folder import _configuration
 from afflux.sim.results.run_history import RunProgress
@@ -53,16 +52,24 @@ def simulation(*metrics, **more):
 
 
 def heights(chart):
-    """The heights of all lines of a chart."""
-    lines = re.findall(r'polyline [^>]*points="([^"]*)"', chart.shapes)
-    return {float(point.partition(",")[2]) for line in lines for point in line.split()}
+    """The heights of all curves of a chart."""
+    _, axes = chart
+    return {y for line in axes.lines if line.get_label()[1:].isdecimal() for y in line.get_ydata()}
 
 
 @pytest.fixture
 def charts(monkeypatch):
-    """All line charts of the pages that a test makes."""
-    drawn, line_chart = [], svg.line_chart
-    monkeypatch.setattr(svg, "line_chart", lambda *args, **more: drawn.append(line_chart(*args, **more)) or drawn[-1])
+    """Title and axes of all charts of the pages that a test makes."""
+    drawn, chart = [], report_html._chart
+
+    def recorded(title, draw, labels):
+        def draw_and_record(axes):
+            draw(axes)
+            drawn.append((title, axes))
+
+        return chart(title, draw_and_record, labels)
+
+    monkeypatch.setattr(report_html, "_chart", recorded)
     return drawn
 
 
@@ -88,7 +95,7 @@ def test_perplexity_squared_error_and_auc(tmp_path, charts):
         assert f"Final {name} of one rule" in page
         assert "accuracy" not in page.partition("<h1>")[2].partition("<h2>Settings")[0]
         assert all(len(heights(chart)) > 1 for chart in charts[: len(metrics) + 1]), "no flat line"
-        titles = [chart.title for chart in charts[1 : len(metrics) + 1]]
+        titles = [title for title, _ in charts[1 : len(metrics) + 1]]
         assert titles == [f"{one.name.capitalize()} over virtual time" for one in metrics]
 
         target = sorted((row.score for row in rows), reverse=metric.lower_is_better)[2]

@@ -1,7 +1,7 @@
-"""What figures and report.html share: curves over evaluations, bins of staleness, colours, dashes and markers."""
+"""What the figures draw: curves over evaluations, bins of staleness, colours, dashes and markers."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -124,3 +124,13 @@ def staleness_shares(staleness: Sequence[np.ndarray], edges: np.ndarray) -> np.n
     arrivals = np.concatenate(staleness)
     counts, _ = np.histogram(arrivals, bins=edges)
     return np.asarray(counts / max(len(arrivals), 1))
+
+
+def mean_weights(runs: Sequence[RunResult]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of each bin of staleness that is not empty, and its mean relative weight."""
+    counts, weights = (
+        np.array([sum(values) for values in zip_longest(*(getattr(run.totals, name) for run in runs), fillvalue=0)])
+        for name in ("bin_counts", "bin_weights")
+    )
+    bins = np.flatnonzero(counts)
+    return bins, weights[bins] / counts[bins]

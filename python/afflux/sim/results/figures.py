@@ -1,6 +1,6 @@
 """Figures of a comparison: curves of metrics, staleness and participation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from afflux.sim.results.curves import (
     SharedSchedule,
     cumulated_shares,
     curve,
+    mean_weights,
     schedules,
     series_style,
     staleness_bins,
@@ -90,10 +91,9 @@ def draw_comparison(
             axes.set_visible(False)
         for axes, (panel, axis) in zip(places, drawn, strict=False):
             if axis:
-                _draw_panel(axes, metrics[panel], axis, groups)
-                _metric_axes(axes, metrics[panel], goal if metrics[panel] is score else None)
+                draw_metric(axes, metrics[panel], axis, groups, goal if metrics[panel] is score else None)
             else:
-                (_staleness if panel == "staleness" else _participation)(axes, groups)
+                (draw_staleness if panel == "staleness" else draw_participation)(axes, groups)
         handles = [series_line(index) for index in range(len(groups))]
         labels = list(groups)
         if goal is not None and score in map(metrics.get, panels):
@@ -114,8 +114,10 @@ def draw_comparison(
         figure.savefig(path, format=suffix, dpi=150 if size[0] > 7 else 300, metadata=UNDATED[suffix])
 
 
-def _draw_panel(axes: Axes, metric: Metric, x: str, groups: dict[str, list[RunResult]]) -> None:
-    """Draw a metric over rounds, time or arrivals."""
+def draw_metric(
+    axes: Axes, metric: Metric, x: str, groups: Mapping[str, Sequence[RunResult]], target: float | None
+) -> None:
+    """Draw a metric over one of ACROSS, and the target; the axis of the metric ends where its range does."""
     across, title = ACROSS[x]
     for index, runs in enumerate(groups.values()):
         draw_curve(axes, curve(runs, across, metric.name), "", index)
@@ -130,10 +132,6 @@ def _draw_panel(axes: Axes, metric: Metric, x: str, groups: dict[str, list[RunRe
     if x == BYTES:
         axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.set_xlabel(title)
-
-
-def _metric_axes(axes: Axes, metric: Metric, target: float | None) -> None:
-    """Label the axis of a metric, draw the target, and end the axis where the range does."""
     if metric.is_share:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylabel(f"test {metric.words if metric.is_share else metric.title()}", parse_math=False)
@@ -151,16 +149,19 @@ def draw_curve(axes: Axes, drawn: Curve, label: str, index: int | None) -> None:
     for number, (x, y) in enumerate(zip(drawn.x, drawn.y, strict=True)):
         line = series_line(index or 0)
         line.set(data=(x, y), color=colour, markevery=len(x) // MOST_MARKERS + 1)
-        line.set_label(label if number == 0 and label else "_")
+        if number == 0 and label:
+            line.set_label(label)
         axes.add_line(line)
     axes.autoscale_view()
 
 
 def series_line(index: int) -> Line2D:
-    """Return a line in the style of a series, without points."""
+    """Return a line in the style of a series, without points; its label, which no legend shows, has the number."""
     colour, dashes, marker = series_style(index)
     linestyle: Any = (0, dashes) if dashes else "-"
-    return Line2D([], [], color=COLOURS[colour].picture, linestyle=linestyle, marker=marker or "None")
+    return Line2D(
+        [], [], color=COLOURS[colour].picture, linestyle=linestyle, marker=marker or "None", label=f"_{index}"
+    )
 
 
 def style_axes(axes: Axes) -> None:
@@ -170,25 +171,45 @@ def style_axes(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _staleness(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
-    # Staleness and its shares span three orders of magnitude under the large-delay law: linear below 1% only.
-    edges, names = staleness_bins(max(1, *(run.max_staleness for runs in groups.values() for run in runs)))
+def draw_staleness(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) -> None:
+    """Draw the share of the arrivals by staleness."""
+    edges = _staleness_axis(axes, groups)
     for _, index, runs in _schedules(axes, groups, "staleness"):
         line = series_line(index)
-        line.set_data(np.arange(len(names)), staleness_shares([run.staleness for run in runs], edges))
+        line.set_data(np.arange(len(edges) - 1), staleness_shares([run.staleness for run in runs], edges))
         axes.add_line(line)
     axes.autoscale_view()
-    style_axes(axes)
-    axes.set_xticks(np.arange(len(names)), names)
-    axes.tick_params(axis="x", labelrotation=40)
+    # The shares span three orders of magnitude under the large-delay law: linear below 1% only.
     axes.set_yscale("symlog", linthresh=0.01, linscale=0.5)
     axes.set_ylim(bottom=0)
     axes.set_yticks([0, 0.01, 0.1, 1], ["0", "1%", "10%", "100%"])
-    axes.set_xlabel("staleness (rounds)")
     axes.set_ylabel("share of arrivals")
 
 
-def _schedules(axes: Axes, groups: dict[str, list[RunResult]], name: str) -> list[SharedSchedule]:
+def draw_weights(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) -> None:
+    """Draw the mean weight of the arrivals by staleness, relative to an equal share, with a point for each bin."""
+    _staleness_axis(axes, groups)
+    for index, runs in enumerate(groups.values()):
+        line = series_line(index)
+        line.set(data=mean_weights(runs), marker=series_style(index).marker or ".")
+        axes.add_line(line)
+    axes.axhline(1.0, color="#888888", linewidth=0.8, linestyle=":")
+    axes.autoscale_view()
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("mean weight, relative to an equal share")
+
+
+def _staleness_axis(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) -> np.ndarray:
+    """Label the axis of staleness, whose values are the numbers of its bins, and return the edges of these."""
+    edges, names = staleness_bins(max(1, *(run.max_staleness for runs in groups.values() for run in runs)))
+    style_axes(axes)
+    axes.set_xticks(np.arange(len(names)), names)
+    axes.tick_params(axis="x", labelrotation=40)
+    axes.set_xlabel("staleness (rounds)")
+    return edges
+
+
+def _schedules(axes: Axes, groups: Mapping[str, Sequence[RunResult]], name: str) -> list[SharedSchedule]:
     """Return the schedules; the title says it if rules share a line."""
     lines = schedules(groups, name)
     if len(lines) < len(groups):
@@ -196,7 +217,8 @@ def _schedules(axes: Axes, groups: dict[str, list[RunResult]], name: str) -> lis
     return lines
 
 
-def _participation(axes: Axes, groups: dict[str, list[RunResult]]) -> None:
+def draw_participation(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) -> None:
+    """Draw the share of the arrivals of the busiest clients, of the first seed."""
     for _, index, runs in _schedules(axes, groups, "clients"):
         line, shares = series_line(index), cumulated_shares(runs[0])
         line.set(data=(np.linspace(0, 1, len(shares)), shares), markevery=len(shares) // MOST_MARKERS + 1)

@@ -4,27 +4,23 @@ The text is that of the template report.html beside this module. All text that c
 messages is data: the template escapes it. The page's own policy forbids scripts and resources as well.
 """
 
-import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from afflux.sim.results import svg
-from afflux.sim.results.curves import (
-    COLOURS,
-    MANY_TIMES,
-    SharedSchedule,
-    cumulated_shares,
-    curve,
-    schedules,
-    staleness_bins,
-    staleness_shares,
-)
+from afflux.sim.results.curves import COLOURS, SharedSchedule, schedules
+from afflux.sim.results.figures import draw_metric, draw_participation, draw_staleness, draw_weights
 from afflux.sim.results.run_result import RunResult, group_by_rule, seed_statistics
 from afflux.sim.results.statistics import (
     LEVEL,
@@ -41,7 +37,15 @@ from afflux.sim.results.statistics import (
 )
 from afflux.sim.workload.metrics import Metric
 
-MOST_POINTS = 400  #: the most points of a line
+WIDTH, HEIGHT = 400, 260  #: of a chart, in pixels
+GREY = "#888888"  #: of text and axes, as of the target
+#: Matplotlib's settings of a chart, whose text is text.
+STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "afflux", "font.family": "DejaVu Sans", "font.size": 12}
+STYLE |= {"lines.linewidth": 1.8, "lines.markersize": 5, "axes.edgecolor": GREY, "axes.labelcolor": GREY}
+STYLE |= {"xtick.color": GREY, "ytick.color": GREY, "figure.facecolor": "none", "axes.facecolor": "none"}
+#: Matplotlib's colours, and those of the page, which are others in the dark.
+PAGE_COLOURS = {GREY: "soft", "#dddddd": "rule"}
+PAGE_COLOURS |= {colour.picture.lower(): f"c{number}" for number, colour in enumerate(COLOURS)}
 MOST_PAIRS = 45  #: the most pairs of rules in the table of differences: those of ten rules
 
 Groups = Mapping[str, Sequence[RunResult]]
@@ -72,6 +76,7 @@ def render_report(
     return environment.get_template("report.html").render(
         colours=COLOURS,
         svg=svg,
+        size=(WIDTH, HEIGHT),
         labels=list(groups),
         runs=results,
         setting=setting,
@@ -94,42 +99,43 @@ def render_report(
     )
 
 
-def _curves(groups: Groups, metrics: Sequence[Metric], target: float | None) -> Iterator[svg.Chart]:
-    for across, up in (("version", metrics[0]), *(("virtual_time", metric) for metric in metrics)):
-        series = [_series(label, index, runs, across, up.name) for index, (label, runs) in enumerate(groups.items())]
-        title = f"{up.words[0].upper()}{up.words[1:]} over {'rounds' if across == 'version' else 'virtual time'}"
-        level = target if up is metrics[0] else None
-        yield svg.line_chart(title, *_axes(groups, across, up, level), series, level)
+class Chart(NamedTuple):
+    """A picture of lines, with the words around it."""
+
+    title: str
+    across: str  #: title of the horizontal axis
+    up: str
+    shapes: Markup  #: elements of SVG
 
 
-def _axes(groups: Groups, across: str, up: Metric, level: float | None) -> tuple[svg.Axis, svg.Axis]:
-    ends = [max(float(getattr(run.evaluations[-1], across)) for run in runs) for runs in groups.values()]
-    if across == "version" and max(ends) > MANY_TIMES * max(min(ends), 1):
-        horizontal = svg.logarithmic_axis("rounds (logarithmic: buffer sizes differ)", max(ends))
-    else:
-        title = "rounds" if across == "version" else "virtual time"
-        horizontal = svg.linear_axis(title, 0, max(*ends, 1))
-    if up.is_share:
-        return horizontal, svg.percent_axis(f"test {up.words}")
-    values = [getattr(row, up.name) for runs in groups.values() for run in runs for row in run.evaluations]
-    ends = [value for value in (*values, *up.bounds, *(() if level is None else (level,))) if math.isfinite(value)]
-    low, high = min(ends, default=0.0), max(ends, default=1.0)
-    return horizontal, svg.linear_axis(f"test {up.title()}", low, high if high > low else low + 1)
+def _chart(title: str, draw: Callable[[Axes], None], labels: Mapping[int, str]) -> Chart:
+    """Return the chart that `draw` draws; each line has the label of its series, by number."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), layout="constrained")
+        axes = figure.subplots()
+        draw(axes)
+        for line in axes.lines:
+            line.set_gid(f"line{line.get_label()}")
+        across, up = axes.get_xlabel(), axes.get_ylabel()
+        axes.set(title="", ylabel="")
+        file = StringIO()
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    text = " ".join(file.getvalue().split())
+    text = text[text.index("</style>") :].partition("</defs>")[2].rpartition("</svg>")[0]
+    for colour, name in PAGE_COLOURS.items():
+        text = text.replace(colour, f"var(--{name})")
+    for number, label in labels.items():
+        text = text.replace(f'<g id="line_{number}">', f"<g><title>{escape(label)}</title>")
+    text = re.sub(r' id="[\w.]+_\w+"', "", text)  # other charts have the same ids
+    return Chart(title, across, up, Markup(text))
 
 
-def _series(label: str, index: int, runs: Sequence[RunResult], across: str, up: str) -> svg.Series:
-    values = curve(runs, across, up)
-    lines = [_points(x, y) for x, y in zip(values.x, values.y, strict=True)]
-    band = [] if values.low is None or values.high is None else _points(values.x[0], values.low, values.high)
-    return svg.Series(label, index, lines, [row for row in band if all(map(math.isfinite, row))])
-
-
-def _points(*columns: np.ndarray) -> list[Any]:
-    """Return the rows of the columns, at most MOST_POINTS of them, with the first and the last one."""
-    table = np.stack(columns, axis=1)
-    if len(table) > MOST_POINTS:
-        table = table[np.linspace(0, len(table) - 1, MOST_POINTS).round().astype(int)]
-    return [tuple(row) for row in table.tolist()]
+def _curves(groups: Groups, metrics: Sequence[Metric], target: float | None) -> Iterator[Chart]:
+    for x, metric in (("rounds", metrics[0]), *(("time", metric) for metric in metrics)):
+        title = f"{metric.words[0].upper()}{metric.words[1:]} over {'rounds' if x == 'rounds' else 'virtual time'}"
+        goal = target if metric is metrics[0] else None
+        draw = partial(draw_metric, metric=metric, x=x, groups=groups, target=goal)
+        yield _chart(title, draw, dict(enumerate(groups)))
 
 
 def _differences(differences: Sequence[PairedDifference], metric: Metric) -> list[list[Any]]:
@@ -160,29 +166,12 @@ def _targets(results: Sequence[RunResult], target: float) -> dict[str, TextRows]
     return tables if targets else {}
 
 
-def _staleness(groups: Groups) -> tuple[svg.Chart, svg.Chart]:
-    edges, names = staleness_bins(max(run.max_staleness for runs in groups.values() for run in runs))
-    shares, lines = [], []
-    for label, index, runs in schedules(groups, "staleness"):
-        heights = staleness_shares([run.staleness for run in runs], edges).tolist()
-        shares.append(svg.Series(label, index, [list(enumerate(heights))]))
-    for index, (label, runs) in enumerate(groups.items()):
-        lines.append(svg.Series(label, index, [list(_mean_weights(runs, len(names)))]))
-    across = svg.category_axis("staleness (rounds)", names)
-    highest = max((y for series in lines for line in series.lines for _, y in line), default=1.0)
-    weights = svg.linear_axis("mean weight, relative to an equal share", 0, max(highest, 1.0))
+def _staleness(groups: Groups) -> tuple[Chart, Chart]:
+    shared = {schedule.first: schedule.label for schedule in schedules(groups, "staleness")}
     return (
-        svg.line_chart("Staleness of the arrivals", across, svg.share_axis("share of arrivals"), shares, points=True),
-        svg.line_chart("Weight by staleness", across, weights, lines, level=1.0, points=True),
+        _chart("Staleness of the arrivals", partial(draw_staleness, groups=groups), shared),
+        _chart("Weight by staleness", partial(draw_weights, groups=groups), dict(enumerate(groups))),
     )
-
-
-def _mean_weights(runs: Sequence[RunResult], bins: int) -> Iterator[tuple[float, float]]:
-    """Yield the number of each bin of staleness that is not empty, and its mean relative weight."""
-    for bin_ in range(bins):
-        totals = [run.totals for run in runs if bin_ < len(run.totals.bin_counts)]
-        if count := sum(total.bin_counts[bin_] for total in totals):
-            yield bin_, sum(total.bin_weights[bin_] for total in totals) / count
 
 
 def _participation(schedule: SharedSchedule) -> list[str]:
@@ -195,15 +184,10 @@ def _participation(schedule: SharedSchedule) -> list[str]:
     return cells
 
 
-def _shares(groups: Groups) -> svg.Chart:
-    series = []
-    for label, index, runs in schedules(groups, "clients"):
-        if len(runs[0].clients):
-            up = cumulated_shares(runs[0])
-            series.append(svg.Series(label, index, [_points(np.linspace(0, 1, len(up)), up)]))
+def _shares(groups: Groups) -> Chart:
+    shared = {schedule.first: schedule.label for schedule in schedules(groups, "clients")}
     title = f"Share of the arrivals, seed {next(iter(groups.values()))[0].seed}"
-    axes = svg.percent_axis("clients, from the busiest on"), svg.percent_axis("arrivals")
-    return svg.line_chart(title, *axes, series)
+    return _chart(title, partial(draw_participation, groups=groups), shared)
 
 
 def _rejections(groups: Groups) -> Iterator[list[str]]:
