@@ -15,6 +15,7 @@ import pairwise
 import parts
 import processes
 from afflux import AffluxError, ops
+from afflux.ops.errors import ConfigError
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -125,9 +126,23 @@ def ready(server):
 
 
 def check_error(text, call, *arguments, error=AffluxError, **options):
-    """Check that the call raises the error, with a message in which the pattern `text` is found."""
-    with pytest.raises(error, match=text):
+    """Check that the call raises the error, with a message in which the pattern `text` is found; return the error."""
+    with pytest.raises(error, match=text) as caught:
         call(*arguments, **options)
+    try:
+        return caught.value
+    finally:
+        del caught  # which refers to the error, whose traceback refers to this frame
+
+
+def check_refused(text, call, *arguments, **options):
+    """Check that the call raises ConfigError, with a message in which the pattern `text` is found; return the error."""
+    return check_error(text, call, *arguments, error=ConfigError, **options)
+
+
+def check_raises(error, call, *arguments, **options):
+    """Check that the call raises the error, whatever its message; return the error."""
+    return check_error(None, call, *arguments, error=error, **options)
 
 
 def bits(array):

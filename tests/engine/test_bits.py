@@ -9,6 +9,7 @@ from afflux.selftest import digest
 from conftest import ISAS, THREADS, awkward, found
 from pairwise import soak, soak_all
 from processes import run_python
+from surroundings import flushed_subnormals
 from test_types import buffer, values
 
 
@@ -128,14 +129,10 @@ def test_flush_denormal_in_the_caller(digests):
     torch = pytest.importorskip("torch")
     smallest = torch.tensor([1e-310], dtype=torch.float64)
     inputs, typed = digest.inputs(), digest.typed_inputs()  # NumPy itself flushes in that mode
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this CPU cannot flush denormals")
-    try:
+    with flushed_subnormals():
         flushed = [digest.operations(threads, *inputs) for threads in (1, 3)]
         flushed_types = [digest.types(threads, *typed) for threads in (1, 3)]
         still_on = (smallest * 1.0).item() == 0.0
-    finally:
-        torch.set_flush_denormal(False)
     assert flushed == [digests["operations"]] * 2
     assert flushed_types == [digests["types"]] * 2
     assert still_on
@@ -143,16 +140,11 @@ def test_flush_denormal_in_the_caller(digests):
 
 def test_sums_over_superblocks_keep_subnormals_in_the_callers_mode():
     """The root of the tree is added after the threads have ended."""
-    torch = pytest.importorskip("torch")
     vector, sums = np.zeros(2 * 65536 + 1), []
     vector[[0, 65536, -1]] = 1.6e-154, 1.2e-154, 1e-154  # two of the squares are subnormal
     out = np.empty_like(vector)
     for flush in (False, True):
-        if flush and not torch.set_flush_denormal(True):
-            pytest.skip("this CPU cannot flush denormals")
-        try:
+        with flushed_subnormals(flush):
             squares = ops.ingest(vector, out).sum_of_squares
             sums.append((squares, ops.gram([vector])[0, 0], ops.inner([vector]).squares[0]))
-        finally:
-            torch.set_flush_denormal(False)
     assert sums[0] == sums[1]

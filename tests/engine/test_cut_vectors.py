@@ -150,9 +150,7 @@ def in_parts(flat, cut):
     def flat_copy(array):
         return None if array is None else np.asarray(array).copy()
 
-    rows, new_rows = (
-        [flat_copy(row) for row in rows] for rows in ((stage.rows, stage.new_rows) if stage else ((), ()))
-    )
+    rows, new_rows = (list(map(flat_copy, rows)) for rows in ((stage.rows, stage.new_rows) if stage else ((), ())))
     return replace(
         flat,
         params=cut(flat.params),

@@ -9,6 +9,7 @@ import pytest
 
 import afflux
 from conftest import check_error
+from surroundings import flushed_subnormals
 
 EXACT = Context(prec=60, Emin=-(10**6), Emax=10**6)
 INF, NAN, TINY, HUGE = math.inf, math.nan, 5e-324, 1.7976931348623157e308
@@ -104,15 +105,10 @@ def same(left, right):
 
 
 def test_the_callers_floating_point_mode_does_not_matter():
-    torch = pytest.importorskip("torch")
     calls = [(afflux.exp, -740.3), (afflux.log, 3e-310), (afflux.pow, 0.1, 310.5)]
     before = [function(*arguments) for function, *arguments in calls]
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this CPU cannot flush denormals")
-    try:
+    with flushed_subnormals():
         after = [function(*arguments) for function, *arguments in calls]
-    finally:
-        torch.set_flush_denormal(False)
     assert after == before
 
 

@@ -82,9 +82,7 @@ def same(left, right):
 TYPES = (["float32", "float64"], ["float32", "float64", "bfloat16"], list(CACHES))
 
 
-@pairwise(
-    "isa, params_type, updates_type, cache", ISAS, *TYPES, always=list(product(ISAS[:1], *TYPES)), indirect=["isa"]
-)
+@pairwise("isa, params_type, updates_type, cache", ISAS, *TYPES, always=[*product(ISAS[:1], *TYPES)], indirect=["isa"])
 def test_every_combination(isa, rng, params_type, updates_type, cache):
     for size in (1, 1031, 4100):
         given = Round(rng, size, params_type, updates_type)

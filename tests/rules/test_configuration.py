@@ -31,7 +31,7 @@ from afflux.rules.schedules import ByVersion, DelayAdaptive, MinimumStaleness
 from afflux.rules.specs import RuleSpec
 from afflux.rules.staleness import Constant, Exponential, Hinge, Inverse, Polynomial
 from afflux.rules.weights import Examples, Given, Staleness, Uniform
-from conftest import check_error
+from conftest import check_error, check_raises
 from garbage import DEEP, JSON, nested
 from variants import VARIANTS
 from variants import make as make_variant
@@ -103,9 +103,7 @@ def parts(monkeypatch):
 
 
 def test_every_part_of_the_package_is_registered():
-    modules = [
-        importlib.import_module(module.name) for module in pkgutil.walk_packages(afflux.rules.__path__, "afflux.rules.")
-    ]
+    modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(afflux.rules.__path__, "afflux.rules.")]
     defined = {
         value
         for module in modules
@@ -388,8 +386,7 @@ def test_any_change_of_a_configuration_makes_a_rule_or_an_error(data):
 @settings(max_examples=400, deadline=None)
 @given(JSON)
 def test_garbage_is_an_error(config):
-    with pytest.raises(AffluxError):
-        from_config(config)
+    check_raises(AffluxError, from_config, config)
 
 
 def test_reading_imports_nothing_and_changes_nothing(monkeypatch):

@@ -136,9 +136,7 @@ ORACLES = {
 def test_a_random_trace_against_the_oracle(name, rng):
     """Every round starts from the server's own params, so that it adds one rounding to float32."""
     size, buffer_size = 700, 4
-    server = Server(
-        fedbuff(buffer_size=buffer_size, dialect=CHOICES[name]), rng.standard_normal(size).astype(np.float32)
-    )
+    server = Server(fedbuff(buffer_size=buffer_size, dialect=CHOICES[name]), rng.standard_normal(size).astype("f4"))
     history = []
     for t in range(25):
         history.append(oracle.f64(server.params))

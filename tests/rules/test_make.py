@@ -17,7 +17,7 @@ from afflux.rules.optimizers import Sgd
 from afflux.rules.presets.dialects import appfl, flsim, nvflare
 from afflux.rules.schedules import ByVersion, DelayAdaptive
 from afflux.rules.staleness import Constant, Hinge
-from conftest import check_error
+from conftest import check_error, check_raises
 from garbage import DEEP, JSON
 
 OPTIONS = [
@@ -190,8 +190,7 @@ sleep(0.2)
 server_lr = 0.5
 """
     )
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        rule_function(f"{path}:mine")
+    check_raises((KeyboardInterrupt, SystemExit), rule_function, f"{path}:mine")
     with ThreadPoolExecutor() as threads:
         makers = list(threads.map(rule_function, [f"{path}:mine"] * 2))
     assert [make().step.lr for make in makers] == [0.5, 0.5]

@@ -8,7 +8,7 @@ import pytest
 from afflux import BlockedError, BusyError, Cut, Server, replay
 from afflux.rules import fedbuff, gsgm
 from afflux.rules.presets.gsgm import GradientScheduling
-from conftest import bits, check_error
+from conftest import bits, check_error, check_raises
 from inside import slots_taken
 
 SIZE = 8
@@ -73,9 +73,7 @@ def test_a_client_that_has_entered_is_blocked_until_the_pass_ends():
     ours = server(3, 2)
     early = ours.checkout("a"), ours.checkout("a")
     assert ours.push(task=early[0], gradient=gradient(0)).status == "joined"
-    with pytest.raises(BlockedError, match=f"client 'a' {REASON}") as raised:
-        ours.checkout("a")
-    assert isinstance(raised.value, BusyError)
+    assert isinstance(check_error(f"client 'a' {REASON}", ours.checkout, "a", error=BlockedError), BusyError)
     late = ours.push(task=early[1], gradient=gradient(1))
     assert (late.status, late.reason, late.step, late.report) == ("rejected", REASON, None, None)
     assert ours.tasks == ()
@@ -166,8 +164,7 @@ def test_end_pass_is_atomic(monkeypatch):
     push(ours, "a")
     with monkeypatch.context() as patched:
         patched.setattr(GradientScheduling, "__call__", lambda self, arrivals: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            ours.end_pass()
+        check_raises(ZeroDivisionError, ours.end_pass)
     assert (ours.version, ours.clients, len(ours.log)) == (0, {"a"}, 1)
     assert ours.end_pass().client_ids == ("a",)
     check_error(r"\[end_pass\] fedbuff takes clients as they come", Server(fedbuff(), np.zeros(2)).end_pass)

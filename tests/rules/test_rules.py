@@ -188,9 +188,7 @@ def test_stage_two_begins_with_the_step_from_its_version(version, stages):
 def test_stage_two_never_ends_and_unknown_losses_do_not_begin_it():
     server = Server(wkafl(buffer_size=1, stage_two_loss=0.5), np.zeros(2, np.float32))
     losses = [None, 0.4, 9.0, None]
-    stages = [
-        server.push(client=0, gradient=np.ones(2), version=0, loss=loss).report.scalars["stage"] for loss in losses
-    ]
+    stages = [server.push(client=0, gradient=np.ones(2), version=0, loss=x).report.scalars["stage"] for x in losses]
     assert stages == [1, 2, 2, 2]
 
 

@@ -10,7 +10,7 @@ from afflux.rules import RULES, fedbuff, from_config
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.schedules import ByVersion
-from conftest import bits, ready
+from conftest import bits, check_error, ready
 
 CLIENTS = 9
 
@@ -80,9 +80,7 @@ def test_a_rule_of_ones_own_must_be_given(tmp_path, caplog):
         f"[Server] store: {path}: Server.open(path, rule) will need the rule: weigh is 'test_stored_rules.Mine', a "
         "part that is not registered"
     ]
-    with pytest.raises(
-        StoreError, match=r"\[open\] .* whose rule must be given: .*'test_stored_rules.Mine', a part th"
-    ):
-        Server.open(path)
+    text = r"\[open\] .* whose rule must be given: .*'test_stored_rules.Mine', a part th"
+    check_error(text, Server.open, path, error=StoreError)
     with Server.open(path, own(Mine())) as server:
         assert server.arrivals_waiting == 1

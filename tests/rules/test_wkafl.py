@@ -42,9 +42,7 @@ def test_without_staleness_the_rate_is_constant(rng):
 def sweeps(monkeypatch):
     """The weights of every call of ops.inner."""
     asked, inner = [], ops.inner
-    monkeypatch.setattr(
-        ops, "inner", lambda vectors, weights, **k: asked.append(weights) or inner(vectors, weights, **k)
-    )
+    monkeypatch.setattr(ops, "inner", lambda v, weights, **k: asked.append(weights) or inner(v, weights, **k))
     return asked
 
 
@@ -79,9 +77,7 @@ def test_a_memory_that_has_no_part_is_not_read(rng):
 def test_cosines_survive_gradients_that_cancel_the_last_estimate(rng):
     """What is left of them is 1e-7 of their length: sums of inner products of that length lost the second digit."""
     d, alpha = 5000, 0.5
-    server = Server(
-        wkafl(buffer_size=3, alpha=alpha, sim_min=-1.0, staleness=False), np.zeros(d, np.float64), dtype="float64"
-    )
+    server = Server(wkafl(buffer_size=3, alpha=alpha, sim_min=-1.0, staleness=False), np.zeros(d), dtype="float64")
     for client in range(3):
         server.push(client=client, version=0, gradient=rng.standard_normal(d))
     estimate = server.rule_vectors["estimate"].astype(np.longdouble)

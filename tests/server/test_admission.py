@@ -17,7 +17,7 @@ from afflux import AffluxError, BlockedError, Server
 from afflux._engine import Ledger, Mutex
 from afflux.aggregation.reports import Closed, Cut, Join, Opened, no_counts
 from afflux.rules import fedbuff, gsgm
-from conftest import check_error
+from conftest import check_error, check_raises
 from inside import aggregator_of, decide_elsewhere, mutex_of, slots_taken, stopped_clock, without_fast_path
 
 D, CLIENTS, M = 3, 5, 3
@@ -111,8 +111,7 @@ class Played:
         }
         facts = {"client": client, "version": self.server.version, self.server.rule.kind: vector()} | wrong[kind]
         before = self.server.counts["refused"]
-        with pytest.raises(AffluxError):
-            self.server.push(**facts)
+        check_raises(AffluxError, self.server.push, **facts)
         assert self.server.counts["refused"] == before + 1
         self.model.expire()
         self.model.counts["refused"] += 1
@@ -202,10 +201,8 @@ def test_what_is_decided_cannot_be_assigned():
     assert len(names) > 35
     for name in names:
         before = repr(getattr(admission, name))
-        with pytest.raises(AttributeError):
-            setattr(admission, name, None)
-        with pytest.raises(AttributeError):
-            delattr(admission, name)
+        check_raises(AttributeError, setattr, admission, name, None)
+        check_raises(AttributeError, delattr, admission, name)
         assert repr(getattr(admission, name)) == before
     server.counts["joined"] = server.counts["refused"] = 7  # of a copy
     assert server.counts == no_counts()
@@ -227,8 +224,7 @@ def test_a_wrong_call_of_the_extension_changes_nothing():
                     getattr(admission, name)(*[value] * count)
     assert repr(admission.state) == before
     check_error("it is not held", Mutex().release, error=RuntimeError)
-    with pytest.raises(TypeError):
-        Ledger(1)
+    check_raises(TypeError, Ledger, 1)
 
 
 def test_a_server_to_which_its_rule_refers_is_collected():

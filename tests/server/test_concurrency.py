@@ -14,7 +14,7 @@ from afflux.rules import ca2fl, fedbuff
 from afflux.rules.weights import Uniform
 from afflux.server.inputs import InputAdapter
 from checked_out import D, vector
-from conftest import bits, check_error, same_state
+from conftest import bits, check_error, check_raises, same_state
 from inside import aggregator_of, make_rounds_by, mutex_of, rounds_of, without_fast_path
 
 
@@ -135,8 +135,7 @@ def test_an_interrupted_step_is_finished_by_the_next_call(monkeypatch, rule, mom
         if interrupted:
             with monkeypatch.context() as patch:
                 patch.setattr(ops, "apply", interrupt)
-                with pytest.raises(KeyboardInterrupt):
-                    server.push(client=3, update=vector(4.0), version=0)
+                check_raises(KeyboardInterrupt, server.push, client=3, update=vector(4.0), version=0)
             assert server.counts["joined"] == 4
             assert server.version == (2 if moment == "after" else 1)
         else:
@@ -317,8 +316,7 @@ def test_the_push_that_completes_a_round_makes_it(slow, monkeypatch):
     server = Server(fedbuff(buffer_size=1), vector(0.0), max_slots=1)
     thread, made = start(lambda: server.push(client=1, update=vector(), version=0))
     assert slow.reached.wait(20)
-    with pytest.raises(BusyError):
-        server.push(client=2, update=vector(), version=0, timeout=0)
+    check_raises(BusyError, server.push, client=2, update=vector(), version=0, timeout=0)
     assert aggregator_of(server).admission.round.driver == thread.ident
     slow.go.set()
     thread.join(20)

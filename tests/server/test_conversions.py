@@ -221,9 +221,7 @@ def test_a_non_finite_conversion_names_what_it_would_be():
 
 
 @pytest.mark.parametrize("sent", KINDS)
-@pytest.mark.parametrize(
-    "rule", [fedbuff(buffer_size=2), afa_cs(buffer_size=2), fedasync()], ids=lambda rule: rule.kind
-)
+@pytest.mark.parametrize("rule", [fedbuff(buffer_size=2), afa_cs(buffer_size=2), fedasync()], ids=lambda r: r.kind)
 def test_the_sweep_that_copies_a_vector_converts_it(rule, sent, monkeypatch):
     """There is one sweep, over the caller's own array."""
     server, array, calls = fresh(rule), np.ones(D), []

@@ -158,9 +158,7 @@ def test_a_rule_that_reads_losses_rejects_an_arrival_without_one():
 
 
 def test_a_loss_too_large_for_a_weight():
-    server = Server(
-        Rule("own", "update", 2, lambda arrivals: np.array(arrivals.losses), NONE, optimizers.Sgd(1.0)), vector(0.0)
-    )
+    server = Server(Rule("own", "update", 2, lambda a: np.array(a.losses), NONE, optimizers.Sgd(1.0)), vector(0.0))
     server.push(client=0, version=0, update=vector(1.0), loss=1e30)
     report = server.push(client=1, version=0, update=vector(1.0), loss=0.5).report
     assert (report.rejected[0][:12], report.rejected[1]) == ("weight 1e+30", "")

@@ -13,7 +13,7 @@ from afflux import Cut, Server, StoreError, replay
 from afflux.aggregation.round import Round
 from afflux.rules import ca2fl, fadas, fedbuff, gsgm, zenopp
 from checked_out import D, push, vector
-from conftest import bits, check_error
+from conftest import bits, check_error, check_raises
 from inside import aggregator_of, mutex_of, stopped_clock, store_of
 
 CLIENTS = 9
@@ -182,8 +182,7 @@ def test_an_interrupt_of_a_late_step_leaves_the_mutex_free(clock, monkeypatch):
     server = Server(replace(fedbuff(buffer_size=2), weigh=interrupted), vector(0.0), flush_after=10)
     push(server)
     clock.now += 11
-    with pytest.raises(KeyboardInterrupt):
-        server.poll()
+    check_raises(KeyboardInterrupt, server.poll)
     assert not mutex_of(server).locked()
     assert server.discard() == 1
 
@@ -196,8 +195,7 @@ def test_a_round_that_was_interrupted_does_not_hold_up_a_late_step(clock, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Round, "make", interrupted)
         push(server, 0)
-        with pytest.raises(KeyboardInterrupt):
-            push(server, 1)
+        check_raises(KeyboardInterrupt, push, server, 1)
     assert push(server, 2).status == "joined"
     clock.now += 11
     assert server.poll().version == 2

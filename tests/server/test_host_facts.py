@@ -6,7 +6,7 @@ import pytest
 from afflux import AffluxError, Join, NewParams, Server, replay
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.rules import afa_cd, fadas, fedasync, fedavg, fedbuff
-from conftest import bits, check_error
+from conftest import bits, check_error, check_raises
 from inside import aggregator_of, slots_taken
 
 D = 5
@@ -186,6 +186,5 @@ def test_an_interrupt_leaves_params_that_are_overwritten_in_place_and_their_vers
         fill(vector, values)
 
     monkeypatch.setattr(plane, "fill", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        server.set_params(ONES)
+    check_raises(KeyboardInterrupt, server.set_params, ONES)
     assert (server.version, server.params.tolist(), len(server.log)) == (1, [1.0] * D, 1)

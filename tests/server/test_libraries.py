@@ -279,9 +279,7 @@ def test_every_container_gives_one_digest(library_containers, tmp_path):
     from safetensors.torch import load_file, save_file
 
     def file(*own):
-        save_file(
-            {name: array for name, array in torch_dict(*own).items() if name != ALIAS}, tmp_path / "m.safetensors"
-        )
+        save_file({name: a for name, a in torch_dict(*own).items() if name != ALIAS}, tmp_path / "m.safetensors")
         return load_file(tmp_path / "m.safetensors")
 
     def record(*own):

@@ -5,7 +5,7 @@ import pytest
 
 from afflux import Server, rules
 from afflux.server import persistence
-from conftest import bits, check_error, same_state
+from conftest import bits, check_error, check_raises, same_state
 from inside import aggregator_of, slots_taken
 
 D, M = 5, 3
@@ -76,8 +76,7 @@ def test_an_error_while_the_vectors_move_changes_nothing(monkeypatch):
         return arrivals_of(*given)
 
     monkeypatch.setattr(persistence, "arrivals_of", failing)
-    with pytest.raises(MemoryError):
-        server.load_state_dict(state)
+    check_raises(MemoryError, server.load_state_dict, state)
     same_state(server.state_dict(), state)
 
 

@@ -14,6 +14,7 @@ import pytest
 from afflux import Server
 from afflux.rules import ca2fl, fadas, fedbuff, gsgm
 from inside import aggregator_of
+from surroundings import references_alone
 
 D, M = 12_000_000, 10
 MANY = 20  #: for servers that do not keep M vectors
@@ -99,16 +100,13 @@ def test_steps_allocate_at_most_twice_what_the_rule_keeps(rule, vectors):
 )
 def test_a_deleted_server_frees_its_memory_without_the_garbage_collector(rule, options):
     gc.collect()
-    gc.disable()
-    try:
+    with references_alone():
         server = Server(rule(buffer_size=2), np.zeros(8), num_clients=4, **options)
         for client in range(4):
             server.push(client=client, version=server.version, **{server.rule.kind: np.ones(8)})
         plane = weakref.ref(server._aggregator.plane)
         del server
         assert plane() is None
-    finally:
-        gc.enable()
 
 
 def test_a_task_outlives_its_server():

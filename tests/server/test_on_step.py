@@ -12,15 +12,13 @@ import pytest
 from afflux import AffluxError, Server, Weights, ops, replay
 from afflux.rules import fedbuff
 from checked_out import push, vector
-from conftest import FORKS, bits
+from conftest import FORKS, bits, check_raises
 from inside import slots_taken
 
 
 def test_each_step_is_reported_once_its_version_can_be_pulled():
     seen = []
-    server = Server(
-        fedbuff(buffer_size=2), vector(0.0), on_step=lambda report: seen.append((report, server.pull().version))
-    )
+    server = Server(fedbuff(buffer_size=2), vector(0.0), on_step=lambda r: seen.append((r, server.pull().version)))
     receipts = [push(server, client) for client in range(5)]
     assert [report for report, _ in seen] == [receipt.report for receipt in receipts if receipt.report is not None]
     assert [(report.version, pulled) for report, pulled in seen] == [(1, 1), (2, 2)]
@@ -101,8 +99,7 @@ def test_an_interrupt_in_it_leaves_the_server_sound():
             raise KeyboardInterrupt
 
     server = Server(fedbuff(buffer_size=1), vector(0.0), on_step=on_step)
-    with pytest.raises(KeyboardInterrupt):
-        push(server)
+    check_raises(KeyboardInterrupt, push, server)
     assert (server.version, server.counts["joined"]) == (1, 1)
     push(server)
     assert seen == [1, 2]
@@ -118,8 +115,7 @@ def test_a_step_that_an_interrupt_left_is_reported_later(monkeypatch, how):
             raise KeyboardInterrupt
 
         patch.setattr(ops, "apply", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            push(server)
+        check_raises(KeyboardInterrupt, push, server)
     assert server.discard() == 0  # which makes the step
     assert (server.version, seen) == (1, [])
     push(server) if how == "push" else server.poll()

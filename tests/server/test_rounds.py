@@ -12,6 +12,7 @@ from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
 from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.weights import Uniform
 from conftest import bits, check_error
+from surroundings import flushed_subnormals
 
 HALVES = np.full(2, 0.5)
 
@@ -155,34 +156,24 @@ def test_a_vector_whose_inner_products_overflow_is_refused():
 
 
 def test_weights_do_not_depend_on_the_callers_floating_point_mode():
-    torch = pytest.importorskip("torch")
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this CPU cannot flush denormals")
-    try:
+    with flushed_subnormals():
         ours = Server(twafl(buffer_size=1, server_lr=1.0), np.zeros(2))
         for _ in range(2391):
             report = ours.push(client=0, gradient=np.ones(2), version=0).report
-    finally:
-        torch.set_flush_denormal(False)
     assert report.staleness.tolist() == [2390]
     assert report.weights.view(np.int64)[0] > 0  # subnormal: 3.1e-319
     assert report.rejected == ("",)
 
 
 def test_a_round_that_is_not_committed_spares_the_commit_in_any_floating_point_mode(tmp_path):
-    torch = pytest.importorskip("torch")
     weights = Weights(np.ones(1), (1.0,), np.array([[1.0, 2.0**-1060]]))  # the rule vector changes
     rule = Rule("own", "update", 1, Says(weights, rule_vectors=("own",)), NONE, optimizers.Sgd(1.0))
     ours = Server(rule, np.zeros(1), dtype="float64", store=tmp_path / "store", commit_every=None)
     for version in range(3):
         if version == 2:
             ours.checkpoint()
-            if not torch.set_flush_denormal(True):
-                pytest.skip("this CPU cannot flush denormals")
-        try:
+        with flushed_subnormals(version == 2):
             ours.push(client=0, update=np.full(1, 2.0**300), version=version)
-        finally:
-            torch.set_flush_denormal(False)
     assert ours.rule_vectors["own"].tolist() == [3 * 2.0**-760]
     ours.close(checkpoint=False)
     with Server.open(tmp_path / "store", rule) as again:

@@ -10,7 +10,7 @@ from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError
 from afflux.ops import Step
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
 from checked_out import D, vector
-from conftest import FakeCuda, bits, check_error, ready
+from conftest import FakeCuda, bits, check_error, check_raises, ready
 
 
 def snapshot(server):
@@ -263,8 +263,7 @@ def test_a_step_that_is_no_number_loses_nothing(lr, error):
     server = Server(rule, vector(), num_clients=3)
     server.push(client=0, gradient=vector(), version=0)
     before = snapshot(server)
-    with pytest.raises(error):
-        server.push(client=1, gradient=vector(2.0), version=0)
+    check_raises(error, server.push, client=1, gradient=vector(2.0), version=0)
     assert snapshot(server) == before
 
 

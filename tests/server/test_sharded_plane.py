@@ -16,6 +16,7 @@ from afflux.aggregation.sharded_plane import ShardedPlane, subtrees
 from afflux.selftest.digest import vectors
 from conftest import Dlpack, bits, check_error, same_state
 from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, M, repeated, served
+from surroundings import flushed_subnormals
 
 
 @pytest.fixture(scope="module")
@@ -205,17 +206,12 @@ def test_two_pushes_do_not_keep_the_last_slot_from_each_other(monkeypatch):
 
 
 def test_the_squares_of_shards_are_added_in_the_engines_floating_point_mode():
-    torch = pytest.importorskip("torch")
     vector, states = np.zeros(SIZE), []
     vector[[0, SUPERBLOCK, -1]] = 1.6e-154, 1.2e-154, 1e-154  # two of the squares are subnormal
     for flush, plane in ((False, None), (True, None), (True, ShardedPlane(2))):
         server = Server(rules.fedbuff(), np.zeros(SIZE), dtype="float64", plane=plane)
-        if flush and not torch.set_flush_denormal(True):
-            pytest.skip("this CPU cannot flush denormals")
-        try:
+        with flushed_subnormals(flush):
             server.push(client=1, version=0, update=vector)
-        finally:
-            torch.set_flush_denormal(False)
         states.append(server.state_dict()["meta"])
     assert states[0] == states[1] == states[2]
 

@@ -19,7 +19,7 @@ from afflux.distributed import RayPlane, connection
 from afflux.distributed.shard import Call, PartPlane, Ref, Shard
 from afflux.ops import Step
 from afflux.selftest.digest import vectors
-from conftest import bits, check_error, same_state
+from conftest import bits, check_error, check_raises, same_state
 from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, repeated, served
 
 pytestmark = pytest.mark.filterwarnings("ignore:.RayPlane. .* elements a shard:RuntimeWarning")
@@ -305,8 +305,7 @@ def test_a_plane_that_ends_is_no_fault_of_a_client(event, stored, data, ray, tmp
                 server.push(**whose, **vector)
             assert type(caught.value) is lost
             assert "client" not in str(caught.value)
-            with pytest.raises(lost):
-                server.step([{**whose, **vector}])
+            check_raises(lost, server.step, [{**whose, **vector}])
     assert not ray.connected or event is not shut_down
     assert server.tasks == tuple(tasks)
     assert (server.faults, server.arrivals_waiting, server.version) == ((), 1, 0)

@@ -400,9 +400,7 @@ def test_a_module_is_read_in_place(monkeypatch):
     start, local = (torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)) for _ in range(2))
     local(torch.randn(5, 3))
     pushes, steps = (Server(fadas(buffer_size=1), start, rounds="flush", log=True) for _ in range(2))
-    entries = [
-        {"client": i, "version": 0, "model": each} for i, each in enumerate((local, deepcopy(local).state_dict()))
-    ]
+    entries = [{"client": i, "version": 0, "model": m} for i, m in enumerate([local, deepcopy(local).state_dict()])]
     expected, _ = pushed(pushes, entries)
     with monkeypatch.context() as patch:
         patch.setattr(type(aggregator_of(steps).plane), "reserve", None)
@@ -490,9 +488,9 @@ def test_the_error_of_a_store_says_whether_the_pushes_have_joined(tmp_path, monk
     with monkeypatch.context() as patch:
         patch.setattr(server._store._index, "commit", full)
         for joined, message in ((True, "full; the pushes have joined: do not push them again"), (False, "not joined")):
-            with pytest.raises(StoreError, match=message) as error:
-                server.step([(client, 0, np.ones(3)) for client in range(2)])
-            assert (error.value.joined, server.counts["joined"]) == (joined, 2)
+            entries = [(client, 0, np.ones(3)) for client in range(2)]
+            assert check_error(message, server.step, entries, error=StoreError).joined is joined
+            assert server.counts["joined"] == 2
     assert (server.flush(), server.version) == (None, 1)
 
 

@@ -1,6 +1,5 @@
 """Errors that callers keep: their tracebacks hold no slot, no version and no draft, so that the server goes on."""
 
-import gc
 import pickle
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from afflux.rules.optimizers import Sgd
 from afflux.rules.rule import Rule
 from afflux.server.checkout import Task
 from inside import aggregator_of, make_rounds_by, rounds_of, slots_taken
+from surroundings import references_alone
 
 D = 5
 UPDATE = np.ones(D, np.float32)
@@ -45,8 +45,7 @@ def held(server):
 
 def check(server, *calls, error=AffluxError, times=3):
     """Make calls that fail, keep their errors, and compare the slots and versions in use with those before."""
-    gc.disable()  # only references count
-    try:
+    with references_alone():
         before, errors = held(server), []
         for call in calls * times:
             with pytest.raises(error) as raised:
@@ -55,8 +54,6 @@ def check(server, *calls, error=AffluxError, times=3):
             del raised
             assert held(server) == before
         return errors
-    finally:
-        gc.enable()
 
 
 def pushed(server, client=0, version=None, **given):
@@ -287,16 +284,13 @@ def test_errors_that_a_rule_catches_and_keeps(accumulate):
     """Their tracebacks end in the rule, whose frames refer to those of the push above it; also without an error."""
     weigh = Keeping()
     server = Server(own(weigh, 2), np.zeros(D, np.float32), max_slots=2, max_versions=2, accumulate=accumulate)
-    gc.disable()  # only references count
-    try:
+    with references_alone():
         for version in range(1, 6):
             pushed(server, 0)
             assert (server.push(client=1, version=0, update=UPDATE) if version % 2 else pushed(server, 1)).step
             pushed(server, 2)
             assert server.flush().version == 2 * version
             assert server.version == 2 * version
-    finally:
-        gc.enable()
     assert weigh.errors
 
 
@@ -333,8 +327,7 @@ def test_errors_that_are_kept_hold_no_server(name, tmp_path):
     rule, errors = own(Failing(ValueError("of the rule")), 2), []
     box = [Server(rule, np.zeros(D, np.float32), store=tmp_path / "store")]
     server, aggregator = weakref.ref(box[0]), weakref.ref(aggregator_of(box[0]))
-    gc.disable()  # only references count
-    try:
+    with references_alone():
         for _ in range(100):
             try:
                 RAISING[name](box)
@@ -343,8 +336,6 @@ def test_errors_that_are_kept_hold_no_server(name, tmp_path):
             box[0].discard()
         box.clear()
         assert (len(errors), server(), aggregator()) == (100, None, None)
-    finally:
-        gc.enable()
     Server.open(tmp_path / "store", rule=rule).close()
 
 
@@ -377,12 +368,9 @@ def test_errors_that_functions_of_the_user_keep_hold_no_server(place, call, capl
         )
     ]
     server, aggregator = weakref.ref(box[0]), weakref.ref(aggregator_of(box[0]))
-    gc.disable()  # only references count
-    try:
+    with references_alone():
         pushed(box[0], 1, 0)
         arguments = {"push": {"client": 2, "version": 0, "update": UPDATE}, "step": {"pushes": [(2, 0, UPDATE)]}}
         getattr(box[0], call)(**arguments.get(call, {}))
         assert (box.pop().version, server(), aggregator()) == (1, None, None)
         assert len(errors or caplog.records) == 1
-    finally:
-        gc.enable()

@@ -21,7 +21,7 @@ from afflux.rules.presets.dialects import DIALECTS, nvflare
 from afflux.rules.rule import Needs
 from afflux.rules.staleness import Polynomial
 from afflux.rules.weights import Uniform
-from conftest import ISAS, THREADS, awkward, bits, check_error, same_state
+from conftest import ISAS, THREADS, awkward, bits, check_error, check_raises, same_state
 from inside import slots_taken
 from pairwise import soak
 from variants import CLIENTS, SIZE, TYPES, VARIANTS, make, push, round_options, serve, state, trace
@@ -305,8 +305,7 @@ def bad_pushes(server):
         (9, vector(), 0, {"num_examples": -1}),
         (9, huge, 0, {}),
     ):
-        with pytest.raises(AffluxError):
-            server.push(client=client, update=pushed, version=version, **more)
+        check_raises(AffluxError, server.push, client=client, update=pushed, version=version, **more)
     assert server.push(client=1, update=vector(4.0), version=0).status == "rejected"
 
 

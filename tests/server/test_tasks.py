@@ -7,7 +7,7 @@ from afflux import AffluxError, Closed, Opened, Server, replay
 from afflux.rules import fedasync, fedavg, fedbuff
 from afflux.server.aggregator import Aggregator
 from checked_out import D, held, made, step, vector
-from conftest import bits, check_error
+from conftest import bits, check_error, check_raises
 from inside import aggregator_of, slots_taken, stopped_clock
 
 
@@ -407,7 +407,6 @@ def test_an_interrupt_amid_the_end_of_leases_forgets_none(set_time, monkeypatch)
     set_time(2.0)
     with monkeypatch.context() as patch:
         patch.setattr(Aggregator, "locked", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            server.poll()
+        check_raises(KeyboardInterrupt, server.poll)
     server.poll()
     assert aggregator_of(server).admission.task_count == 0

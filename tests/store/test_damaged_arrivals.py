@@ -8,6 +8,7 @@ import pytest
 
 from afflux import Server, StoreError, store
 from afflux.rules import ca2fl, fedbuff, gsgm
+from conftest import check_raises
 from damage import damage
 from nine_rows import run
 
@@ -76,8 +77,7 @@ def test_all_of_a_file(path):
     clients = [client for client in store.check(path).arrivals]
     assert len(clients) == store.info(path).waiting >= 3
     for folder in (path, copy):
-        with pytest.raises(StoreError):
-            Server.open(folder)
+        check_raises(StoreError, Server.open, folder)
         done = store.repair(folder)
         assert (list(done.arrivals), done.dropped) == (clients, ())
         assert store.check(folder).sound

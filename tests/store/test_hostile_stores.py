@@ -15,7 +15,7 @@ import pytest
 from afflux import Server, StoreError, store
 from afflux.rules import fedbuff
 from afflux.rules.rule import Needs
-from conftest import FORKS, check_error
+from conftest import FORKS, check_error, check_raises
 from forged import DEEP, forge_fact, forge_list, forge_row, forge_state, index
 from hostile_stores import BASES, GOOD, MODEL, STATEMENTS, make_bases, many, outcome
 from pairwise import soak_all
@@ -154,8 +154,7 @@ def test_entries_of_lists(table, entry, bases, tmp_path):
     base = {"tasks": "ca2fl", "log": "mf_ca2fl", "passed": "gsgm"}[table]
     here = shutil.copytree(bases / base, tmp_path / "store")
     forge_list(here, table, lambda entries: [*entries, entry])
-    with pytest.raises(StoreError):
-        Server.open(here)
+    check_raises(StoreError, Server.open, here)
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,7 @@ def test_models_keep_their_layout_and_buffers(tmp_path):
     there = Server(fedbuff(buffer_size=2), model, store=tmp_path / "store")
     first = there.pull()
     for value in (1.0, 2.0, 7.0):
-        there.push(
-            client="ann", update=update, version=0, buffers={"bn": {"running_mean": np.full(3, value, np.float32)}}
-        )
+        there.push(client="ann", update=update, version=0, buffers={"bn": {"running_mean": np.full(3, value, "f4")}})
     before, old = there.pull(), first.buffers.tolist()
     there.checkpoint(keep=[first])
     there.close()

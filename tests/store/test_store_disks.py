@@ -13,7 +13,7 @@ import pytest
 import afflux.store.metadata
 from afflux import AffluxError, Server, StoreError, store
 from afflux.rules import RULES
-from conftest import FORKS
+from conftest import FORKS, check_raises
 from crashes import Case, check, digest, in_child, reference, result, told
 from mounts import NotAllowedError, Tmpfs
 
@@ -102,11 +102,8 @@ def read_only(path, states):
         return "skip " + disk
     result(lambda tell: twenty(path / "store"))  # by a process whose maps are gone
     disk.read_only()
-    said = []
-    for call in (lambda: LARGE.open(path / "store"), lambda: LARGE.server(path / "other")):
-        with pytest.raises(StoreError) as caught:
-            call()
-        said.append(str(caught.value))
+    calls = ((LARGE.open, path / "store"), (LARGE.server, path / "other"))
+    said = [str(check_raises(StoreError, call, place)) for call, place in calls]
     disk.writable()
     check(LARGE.open(path / "store"), states, 20)
     return " ".join(said)

@@ -42,23 +42,19 @@ def test_an_error_says_whether_the_push_has_joined(path, monkeypatch):
     with monkeypatch.context() as failing:
         failing.setattr("afflux.store.index.Index.commit", full)
         push(server, 1)
-        with pytest.raises(StoreError, match="disk is full; the push has joined: do not push it again") as caught:
-            push(server, 2)
-        assert caught.value.joined
+        text = "disk is full; the push has joined: do not push it again"
+        assert check_error(text, push, server, 2, error=StoreError).joined
         assert (server.joins, server.counts["joined"]) == (2, 2)
     push(server, 3)
     with monkeypatch.context() as failing:
         failing.setattr("afflux.store.store.Store.check", full)
-        with pytest.raises(StoreError, match="disk is full; the push has not joined") as caught:
-            push(server, 4)
-        assert caught.value.joined is False
+        error = check_error("disk is full; the push has not joined", push, server, 4, error=StoreError)
+        assert error.joined is False
         assert (server.version, server.joins, server.counts["joined"]) == (1, 3, 3)
     push(server, 4)
     assert server.version == 2
     server.close()
-    with pytest.raises(StoreError, match="is closed") as caught:
-        push(server, 5)
-    assert caught.value.joined is None
+    assert check_error("is closed", push, server, 5, error=StoreError).joined is None
 
 
 def test_a_row_that_cannot_be_read_has_not_joined(path):
@@ -67,9 +63,7 @@ def test_a_row_that_cannot_be_read_has_not_joined(path):
     server.close()
     server = Server.open(path)
     os.truncate(path / "rows/c/0/0", 0)
-    with pytest.raises(StoreError, match="the push has not joined") as caught:
-        push(server, 1)
-    assert caught.value.joined is False
+    assert check_error("the push has not joined", push, server, 1, error=StoreError).joined is False
     server.close(checkpoint=False)
 
 

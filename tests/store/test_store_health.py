@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import sqlite3
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from conftest import bits, check_error
 from damage import damage, place
 from inside import index_of
 from nine_rows import CLIENTS, ORDER, RULE, SIZE, M, change, contents, damage_row, pushes, run, vector
+from surroundings import traced_memory_below
 
 
 @pytest.fixture
@@ -286,10 +286,8 @@ def test_repair_leaves_what_it_cannot_mend(path):
     for slot in range(2):
         damage(path / "params" / "c" / "0" / "0", slot * 4 * 70_656 + 1000)
     before = contents(path)
-    with pytest.raises(
-        StoreError, match=r"\[repair\] .*params is damaged.* only rows, their sum and arrivals are mended"
-    ):
-        store.repair(path)
+    text = r"\[repair\] .*params is damaged.* only rows, their sum and arrivals are mended"
+    check_error(text, store.repair, path, error=StoreError)
     assert contents(path) == before
 
 
@@ -299,12 +297,8 @@ def test_check_takes_three_vectors_of_float64(dtype, codec, tmp_path):
     with Server(rule, np.zeros(size), num_clients=9, dtype=dtype, store=tmp_path / "s") as server:
         for client in range(3):
             server.push(client=client, update=np.full(size, client, dtype), version=client)
-    tracemalloc.start()
-    try:
+    with traced_memory_below(25 * size):
         assert store.check(tmp_path / "s").sound
-        assert tracemalloc.get_traced_memory()[1] < 25 * size
-    finally:
-        tracemalloc.stop()
 
 
 def test_the_check_and_repair_commands(path):

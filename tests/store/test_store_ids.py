@@ -116,9 +116,7 @@ def test_export_takes_numbers_of_numpy(path, tmp_path):
 def test_the_command_takes_ids_as_csv(path, tmp_path, text, clients):
     result = run("export", path, "--out", tmp_path / "out.npy", "--clients", text)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert [int(first) for first in np.load(tmp_path / "out.npy")[:, 0]] == [
-        IDS.index(client) + 1 for client in clients
-    ]
+    assert [int(first) for first in np.load(tmp_path / "out.npy")[:, 0]] == [IDS.index(one) + 1 for one in clients]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from afflux.rules import ca2fl, fedams
 from afflux.store.files import open_regular
 from afflux.store.index import Index
 from afflux.store.lock import Lock, _holder
-from conftest import FORKS, ROOT, check_error
+from conftest import FORKS, ROOT, check_error, check_raises
 from crashes import in_child, result, told
 from damage import damage, place
 from inside import index_of, store_of
@@ -244,8 +244,7 @@ def test_an_interrupt_amid_the_lock_leaves_none(path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("afflux.store.lock._WRITERS", writers := Interrupted())
-        with pytest.raises(KeyboardInterrupt):
-            Server.open(path)
+        check_raises(KeyboardInterrupt, Server.open, path)
         assert writers == {}
     Server.open(path).close()
 
@@ -265,9 +264,7 @@ def test_who_has_a_store(numbers, path, monkeypatch):
         lock.release()
 
     def said(call):
-        with pytest.raises(StoreError) as caught:
-            call(path)
-        return str(caught.value).removeprefix(f"[store] {path} is in use: ")
+        return str(check_raises(StoreError, call, path)).removeprefix(f"[store] {path} is in use: ")
 
     def who(process, does):
         return f"process {process} {does} it" if tells else "another process has it"

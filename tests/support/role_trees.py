@@ -85,8 +85,7 @@ CONTAINERS = {
     "numpy dict": Container(copies, by_name),
     "nested": Container(lambda *own: [{"part": copies(*own)}], lambda tree: by_name(tree[0]["part"])),
     "list": Container(
-        lambda *own: list(copies(*own).values()),
-        lambda tree: {f"a{place}": array for place, array in enumerate(tree)},
+        lambda *own: list(copies(*own).values()), lambda tree: {f"a{place}": array for place, array in enumerate(tree)}
     ),
     "torch dict": Container(torch_dict, by_name, aliases=True),
     "module": Container(torch_module, by_name, aliases=True, differences=False),

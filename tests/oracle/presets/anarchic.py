@@ -24,8 +24,5 @@ def afa_cs(state, buffer, *, server_lr=0.1, divide_by="all"):
 ROUNDS = {"afa_cd": afa_cd, "afa_cs": afa_cs}
 
 
-VARIANTS = {
-    "afa_cs-seen": ("afa_cs", {"divide_by": "seen"}),
-    "afa_cs-both": ("afa_cs", {"duplicates": "both"}),
-}
+VARIANTS = {"afa_cs-seen": ("afa_cs", {"divide_by": "seen"}), "afa_cs-both": ("afa_cs", {"duplicates": "both"})}
 NOT_STREAMED = {"afa_cs": "afa_cs replaces the rows that it caches"}

@@ -2,11 +2,7 @@
 
 from adaptive import ADAM, adaptive
 
-ADAPTIVE = {
-    "fedadam": adaptive("adam"),
-    "fedyogi": adaptive("yogi"),
-    "fedadagrad": adaptive("adagrad", beta1=0.0),
-}
+ADAPTIVE = {"fedadam": adaptive("adam"), "fedyogi": adaptive("yogi"), "fedadagrad": adaptive("adagrad", beta1=0.0)}
 ROUNDS = {name: one_round for name, (one_round, _) in ADAPTIVE.items()}
 BOUNDS = {name: bounds for name, (_, bounds) in ADAPTIVE.items()}
 VECTORS = dict.fromkeys(ADAPTIVE, ADAM)
