@@ -22,6 +22,7 @@ from afflux.cli.common import Parser, add_command
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.rules import RULES
 from afflux.selftest import digest, pushes
+from afflux.sim.errors import errors_of_writing
 
 HELP = """Test this installation in under a minute, and print a report, which can be attached to an issue.
 
@@ -68,10 +69,8 @@ def selftest(arguments: Namespace) -> None:
         raise AffluxError(f"--device is {arguments.device!r}, must be cpu or cuda")
     put = on_gpu() if arguments.device == "cuda" else None
     if arguments.out is not None:  # before the tests, which take a while
-        try:
+        with errors_of_writing(arguments.out):
             arguments.out.open("a").close()
-        except OSError as error:
-            raise AffluxError(f"cannot write {arguments.out}: {error.strerror}") from None
     lines = list[str]()
 
     def say(line: str) -> None:
@@ -86,7 +85,7 @@ def selftest(arguments: Namespace) -> None:
         if backend.device == "cpu" and backend.runs:
             tests[f"bits, {backend.name}"] = lambda name=backend.name: bits(name)  # type: ignore[misc]
     if put is not None:
-        tests["bits, cuda"] = lambda: bits_on(put)
+        tests["bits, cuda"] = lambda: same({name: digest.rule(name, 1, put) for name in RULES})
     tests |= {"store": stored, "kills": killed, "speed": speed}
     for name, test in tests.items():
         start = time.perf_counter()
@@ -155,11 +154,6 @@ def bits(name: str) -> str:
     finally:
         logger.setLevel(level)
         ops.choose_isa(before)
-
-
-def bits_on(put: Callable[[np.ndarray], object]) -> str:
-    """Compare the digests of all rules, with params on a GPU, with the golden ones."""
-    return same({name: digest.rule(name, 1, put) for name in RULES})
 
 
 def same(digests: dict[str, str]) -> str:

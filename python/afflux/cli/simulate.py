@@ -1,6 +1,5 @@
 """`afflux compare` and `run`: they make runs, show their progress and print results."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +30,6 @@ from afflux.sim.errors import EXTRA, require
 from afflux.sim.workload.config import SimConfig
 
 if TYPE_CHECKING:
-    from afflux.sim.results.run_history import JobProgress
     from afflux.sim.results.simulation_results import SimulationResults
 
 COMPARE_HELP = f"""Compare aggregation rules in one simulation.
@@ -122,22 +120,14 @@ def make_runs(
 ) -> "tuple[Path, SimulationResults]":
     """Make all runs into `out`, with `options` of `Simulation.run`; return the run folder and the results."""
     require(*EXTRA)
+    from afflux.cli.terminal import show_progress
     from afflux.sim.results.run_folder import dated_folder
     from afflux.sim.runs.library import Simulation
 
     simulation, folder = Simulation.of(config, specs, seeds, paired=paired), out or dated_folder()
     titles = [job.title for job in simulation.jobs]
-    return folder, _watched(titles, config, lambda watch: simulation.run(out=folder, watch=watch, **options))
-
-
-def _watched(
-    titles: list[str], config: SimConfig, work: "Callable[[JobProgress], SimulationResults]"
-) -> "SimulationResults":
-    """Return the result of `work`, while its progress is shown."""
-    from afflux.cli.terminal import show_progress
-
     with show_progress(titles, config.arrivals) as watch:
-        return work(watch)
+        return folder, simulation.run(out=folder, watch=watch, **options)
 
 
 def _print_results(folder: Path, results: "SimulationResults") -> None:
@@ -228,6 +218,7 @@ def run(
             *("tensorboard", "save_every", "workers"),
         )
         require(*EXTRA)
+        from afflux.cli.terminal import show_progress
         from afflux.sim.results.finished_runs import Job
         from afflux.sim.runs import library
         from afflux.sim.runs.run_checkpoint import InterruptedRun
@@ -238,7 +229,8 @@ def run(
         shared: dict[str, Any] = {"checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "workers": workers}
         shared["save_every"] = save_every
         title = Job(stored.spec, stored.header.seed).title
-        results = _watched([title], stored.config, lambda watch: library.resume(stored, watch=watch, **shared))
+        with show_progress([title], stored.config.arrivals) as watch:
+            results = library.resume(stored, watch=watch, **shared)
         _print_results(stored.output.folder.parent, results)
         return
     if store is None and is_on_command_line(context, "checkpoint_every"):

@@ -183,10 +183,8 @@ def create_run_folder(out: Path | None) -> Path:
         killed = "; if a run with --store was killed before its first checkpoint, remove it"
         then = killed if folder.is_dir() and {path.name for path in folder.iterdir()} <= FOLDERS else ""
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another --out{then}")
-    try:
+    with errors_of_writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
     return folder
 
 

@@ -19,6 +19,7 @@ from afflux.rules.rule import Rule
 from afflux.rules.specs import RuleSpec
 from afflux.server.server import Server
 from afflux.sim import interrupts
+from afflux.sim.errors import errors_of_writing
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import FILE, Job
@@ -255,11 +256,8 @@ class StoredRun:
         self._run_id = (self.interrupted and self.interrupted.notes.run_id) or token_hex(16)
         file = output.folder / RUN_ID
         if read_run_id(output.folder) != self._run_id:
-            try:
-                with open(new_file(file), "w", encoding="ascii") as written:
-                    written.write(self._run_id)
-            except OSError as error:
-                raise ConfigError(f"cannot write {file}: {error.strerror}") from None
+            with errors_of_writing(file), open(new_file(file), "w", encoding="ascii") as written:
+                written.write(self._run_id)
         self.save()
 
     def __call__(self) -> None:
