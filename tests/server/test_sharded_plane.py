@@ -95,7 +95,7 @@ REPEATED = {
 
 
 #: The calls that read and write vectors outside of rounds.
-WRITES = {"draft", "fill", "finish", "read", "shown"}
+WRITES = {"fill", "read", "shown", "version"}
 
 
 def disturbed(case, data, interrupts=None):

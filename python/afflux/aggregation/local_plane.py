@@ -57,7 +57,6 @@ class LocalPlane(DataPlane):
         #: The memory into which a sweep writes rule vectors, by name, if it reads vectors that no push has checked.
         self._apart = _Vectors(partial(self.device.empty, self.size, options.dtype))
         self.slots = Slots(self.size, options.slot_dtype, options.slots, self.device, options.together)
-        self.fast_slots = self.slots if self.device is HOST else None
 
     def use_versions(self, memory: Callable[[], Vector] | None) -> None:
         """Make versions from now on, without the earlier ones. `memory` allocates them; None: the device does."""
@@ -85,8 +84,9 @@ class LocalPlane(DataPlane):
     def reserve(self, *, counted: bool = True) -> Slot | None:
         return self.slots.take() if counted else self.slots.take_uncounted()
 
-    def grow(self, limit: int) -> None:
+    def grow(self, limit: int) -> tuple[Any, ...]:
         self.slots.grow(limit)
+        return self.slots.pools if self.device is HOST else ()
 
     @property
     def slots_taken(self) -> int:
@@ -202,11 +202,10 @@ class LocalPlane(DataPlane):
         if prepared.checked is not None:
             prepared.checked.release()
 
-    def draft(self, op: str) -> Any:
-        return self.versions.take(op).buffer
-
-    def finish(self, draft: Any) -> Vector:
-        return self.versions.finished(Draft(draft))
+    def version(self, write: Callable[[Any], object], op: str) -> Vector:
+        draft = self.versions.take(op)
+        write(draft.buffer)
+        return self.versions.finished(draft)
 
     @property
     def versions_held(self) -> int:

@@ -12,7 +12,7 @@ DataPlane    the vectors of a server
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -82,7 +82,6 @@ class DataPlane(ABC):
     #: has checked, see `in_parts`.
     reads_in_place: bool = False
     gpu: str | None = None  #: the name of the GPU that has the vectors
-    fast_slots: Any = None  #: the pools of slots for pushes in C++; None: such pushes are not possible
     num_threads: int = 1  #: of a round's sweep
     on_one_node: bool = True  #: whether the vectors end with the machine of this process, and only with it
 
@@ -110,8 +109,8 @@ class DataPlane(ABC):
         return self.reserve(counted=False) if slot is None else slot
 
     @abstractmethod
-    def grow(self, limit: int) -> None:
-        """Raise the most slots to `limit`, if they are fewer."""
+    def grow(self, limit: int) -> tuple[Any, ...]:
+        """Raise the most slots to `limit`, if fewer. Return their pools for pushes in C++; (): there are none."""
 
     @property
     @abstractmethod
@@ -203,18 +202,11 @@ class DataPlane(ABC):
     # Versions and the other vectors of the state.
 
     @abstractmethod
-    def draft(self, op: str) -> Draft:
-        """Return memory for a version. Raises AffluxError, which names the call `op`, if max_versions are held."""
+    def version(self, write: Callable[[Draft], object], op: str) -> Vector:
+        """Return a version, which no caller can write to, with the values that `write` writes.
 
-    @abstractmethod
-    def finish(self, draft: Draft) -> Vector:
-        """Return the draft as a version, which no caller can write to."""
-
-    def version(self, values: Any, op: str) -> Vector:
-        """Return a version with the values of an array as for `fill`. Raises as `draft`."""
-        draft = self.draft(op)
-        self.fill(draft, values)
-        return self.finish(draft)
+        Raises AffluxError, which names the call `op`, if max_versions are held.
+        """
 
     @property
     @abstractmethod
@@ -230,7 +222,7 @@ class DataPlane(ABC):
         """Return memory for cached rows, without rows."""
 
     @abstractmethod
-    def fill(self, vector: Slot | Draft, values: Any) -> None:
+    def fill(self, vector: Slot | Vector | Draft, values: Any) -> None:
         """Write a NumPy array of the vector's type (uint16 for bfloat16) into a vector."""
 
     @abstractmethod

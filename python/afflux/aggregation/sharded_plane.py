@@ -186,8 +186,10 @@ class ShardedPlane(DataPlane):
         slots = [*takewhile(lambda slot: slot is not None, (plane.reserve(counted=counted) for plane in self.planes))]
         return Shards(slots) if len(slots) == len(self.planes) else None
 
-    def grow(self, limit: int) -> None:
-        self.call("grow", limit)
+    def grow(self, limit: int) -> tuple[Any, ...]:
+        for plane in self.planes:
+            plane.grow(limit)
+        return ()
 
     @property
     def slots_taken(self) -> int:
@@ -295,12 +297,10 @@ class ShardedPlane(DataPlane):
         self.call_later("release", Shards(prepared.parts))
         prepared.plan.slots.clear()
 
-    def draft(self, op: str) -> Shards:
+    def version(self, write: Callable[[Any], object], op: str) -> Shards:
         drafts = self.drafted(op)
-        return self.counted(self.objects_later("buffer", of=drafts), drafts)
-
-    def finish(self, draft: Shards) -> Shards:
-        return self.counted(self.objects_later("finish", draft), draft)
+        write(self.objects_later("buffer", of=drafts))
+        return self.counted(self.objects_later("array" if self.inplace else "publish", of=drafts), drafts)
 
     @property
     def versions_held(self) -> int:

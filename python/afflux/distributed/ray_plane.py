@@ -333,9 +333,6 @@ class RayPlane(ShardedPlane):
         slot.counter, slot.is_slot = counter, True
         return slot
 
-    def grow(self, limit: int) -> None:
-        self.planes[0].grow(limit)
-
     def _dtype(self, vector: Shards) -> str:
         is_slot = isinstance(vector, RemoteVector) and vector.is_slot
         return self._options.slot_dtype if is_slot else self._options.dtype

@@ -318,16 +318,14 @@ class Aggregator:
             )
         number = admission.version + 1
         self.make_room()
-        draft, values = plane.draft("set_params"), plane.read(vector, copy=False)
-        if not plane.inplace:
-            plane.fill(draft, values)
-        new_buffers = admission.current.buffers if buffers is None else buffers
-        admission.set_params(Pulled(plane.finish(draft), number, new_buffers))
+        now, write = admission.current, partial(plane.fill, values=plane.read(vector, copy=False))
+        params = now.params if plane.inplace else plane.version(write, "set_params")
+        admission.set_params(Pulled(params, number, now.buffers if buffers is None else buffers))
         if plane.inplace:
             try:
-                plane.fill(draft, values)
+                write(params)
             except BaseException:  # an interrupt: the version is made, and needs its params
-                plane.fill(draft, values)
+                write(params)
                 raise
         commit()
         return number
@@ -397,9 +395,8 @@ class Aggregator:
 
     def grow(self, max_slots: int) -> None:
         """Raise the limit of slots to `max_slots`, if it is lower."""
-        self.plane.grow(max_slots)
-        if self.plane.fast_slots is not None:
-            self.admission.use_slots(self.plane.fast_slots.pools)
+        if pools := self.plane.grow(max_slots):
+            self.admission.use_slots(pools)
         self.max_slots = max(self.max_slots, max_slots)
 
     def discard(self) -> int:

@@ -1,5 +1,6 @@
 """The assembly of a new server from its checked options."""
 
+from functools import partial
 from types import MappingProxyType
 
 from afflux import ops
@@ -52,8 +53,8 @@ def assemble(
             rows_on_host=options.rows_on == "host",
         )
     )
-    draft, limits = plane.draft("Server"), options.limits
-    adapter.take_in_params("[Server] params", parts, draft, limits)
+    limits = options.limits
+    first = plane.version(partial(adapter.take_in_params, "[Server] params", parts, limits=limits), "Server")
     buffers = adapter.flat_buffers("[Server] params", params)
     rows = passes = None
     if codec is not None and clients is not None:
@@ -61,27 +62,22 @@ def assemble(
     if rule.needs.passes and clients is not None:
         passes = Participation(clients, [], 0)
     state = ServerState(
-        current=Pulled(plane.finish(draft), first_version, buffers),
+        current=Pulled(first, first_version, buffers),
         rule=rule,
         rows=rows,
         waiting=[],
-        rule_vectors={name: plane.vector(first) for name, first in rule.rule_vectors.items()},
+        rule_vectors={name: plane.vector(value) for name, value in rule.rule_vectors.items()},
         log=[],
         scalars=MappingProxyType(dict(rule.needs.scalars)),
         passes=passes,
     )
     admission = Admission(options, rule, reporting=on_step is not None)
     admission.load(state)
-    if _takes_vectors(rule, adapter, options):
+    # The ledger itself copies a plain vector of a push into a slot, if the rule's pushes have no facts.
+    if (pools := plane.grow(max_slots)) and not (rule.needs.facts or options.accumulate):
         bounds = limits.max_abs, limits.max_norm, MOST_SQUARES
-        admission.take_vectors((adapter.kind, adapter.size, adapter.num_threads, *bounds, plane.fast_slots.pools))
+        admission.take_vectors((adapter.kind, adapter.size, adapter.num_threads, *bounds, pools))
     admission.averaged = None if adapter.layout is None else adapter.layout.averaged_size
     watched = len(rule.states) > 1 and options.clip_norms is None  # a second moment; a velocity is a first one
     watch = NormWatch() if watched and why_unclipped(rule, accumulate=options.accumulate) is None else None
     return Aggregator(plane, options, admission, max_slots, on_step, watch)
-
-
-def _takes_vectors(rule: Rule, adapter: InputAdapter, options: ServerOptions) -> bool:
-    """Return whether the ledger itself may copy a plain vector of a push into a slot."""
-    facts = bool(rule.needs.facts)  # its pushes have none
-    return not (facts or options.accumulate or adapter.plane.fast_slots is None)

@@ -170,7 +170,7 @@ def _move_to(store: Store, aggregator: Aggregator) -> None:
     now = state.current
     store.vectors.use(plane)
     if plane.gpu is None:
-        now = replace(now, params=plane.version(plane.read(now.params, copy=False), "Server"))
+        now = _in_plane(plane, replace(now, params=plane.read(now.params, copy=False)), "Server")
     admission.load(structs.replace(state, current=now, rows=store.rows, log=[]))
     store.checkpoint(admission)
     aggregator.attach(store)
@@ -213,7 +213,12 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
 def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
     """Return a version of a store, on the server's device."""
     plane = aggregator.plane
-    return version if plane.gpu is None else replace(version, params=plane.version(version.params, "Server"))
+    return version if plane.gpu is None else _in_plane(plane, version, "Server")
+
+
+def _in_plane(plane: DataPlane, version: Pulled, op: str) -> Pulled:
+    """Return a version whose params are an array of NumPy, as one of the plane. `op` is the call that needs it."""
+    return replace(version, params=plane.version(partial(plane.fill, values=version.params), op))
 
 
 def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputAdapter, options: ServerOptions) -> None:
@@ -229,7 +234,7 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputA
     rule_vectors = {name: plane.vector(vector) for name, vector in saved.state.rule_vectors.items()}
     constants = _saved_constants(state)  # before the version, which with inplace is the server's own params
     aggregator.make_room()
-    now = replace(saved.state.current, params=plane.version(saved.state.current.params, "load_state_dict"))
+    now = _in_plane(plane, saved.state.current, "load_state_dict")
     new_state = structs.replace(saved.state, current=now, waiting=arrivals, rule_vectors=rule_vectors)
     admission.load(new_state)
     if constants is not None:

@@ -6,6 +6,7 @@ are chosen here, those of rows by their table, and all others follow from the ca
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ class ShardedVectors:
         """Return the version whose params these are; write it to a slot again if only a caller's copy is left."""
         vector = params if isinstance(params, Shards) else self._plane.version_of(params)
         if vector is None:
-            vector = self._plane.version(params, "checkpoint")
+            vector = self._plane.version(partial(self._plane.fill, values=params), "checkpoint")
             self._plane.remember(vector, params)
         return vector
 
