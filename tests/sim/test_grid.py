@@ -238,9 +238,9 @@ def count_runs(patch):
     """Seeds, rules, parts and learning rates of the runs that are made."""
     runs, run_paired = [], afflux.sim.runs.compare.simulate
 
-    def counted(specs, seed, config, *rest):
+    def counted(specs, seed, config, **options):
         runs.append((seed, specs[0].label, config.part, config.client_lr))
-        return run_paired(specs, seed, config, *rest)
+        return run_paired(specs, seed, config, **options)
 
     patch.setattr(afflux.sim.runs.compare, "simulate", counted)
     return runs
@@ -299,10 +299,10 @@ def test_a_grid_goes_on(straight, made, tmp_path, monkeypatch):
     out = tmp_path / "out"
     original = afflux.sim.runs.compare.simulate
 
-    def stopped(*arguments):
+    def stopped(*arguments, **options):
         if len(made) == 5:
             raise KeyboardInterrupt
-        return original(*arguments)
+        return original(*arguments, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(afflux.sim.runs.compare, "simulate", stopped)

@@ -80,11 +80,11 @@ def small(monkeypatch):
     monkeypatch.setattr(table_pages, "CODEC_SETTINGS", {"digits": ("logreg", 40, 10)})
     made, run_paired = [], afflux.sim.runs.compare.simulate
 
-    def counted(specs, seed, *rest):
+    def counted(specs, seed, config, **options):
         made.append((specs[0].label, seed))
         if made.count("stop"):
             raise KeyboardInterrupt
-        return run_paired(specs, seed, *rest)
+        return run_paired(specs, seed, config, **options)
 
     monkeypatch.setattr(afflux.sim.runs.compare, "simulate", counted)
     return made

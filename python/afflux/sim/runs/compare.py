@@ -21,7 +21,7 @@ from afflux.sim import interrupts
 from afflux.sim.errors import require, text_with_notes
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import ERRORS, INTERRUPTED, FailedRun, Job, Runs, split_runs
-from afflux.sim.results.run_history import JobProgress, OnEvaluation, Progress, RunProgress, TrackedRun
+from afflux.sim.results.run_history import JobProgress, OnEvaluation, RunProgress, TrackedRun
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.long_runs import simulate_long
 from afflux.sim.runs.processes import CONTEXT, POLL_SECONDS, ProcessPool, killed_processes_as, pickled
@@ -124,8 +124,9 @@ def compare(
                 with closing(WorkerPool(workers)) as training:
                     for index in waiting:
                         running.add(index)
-                        options = output, task, training, store, on_evaluation
-                        end(index, partial(_run_job, jobs[index], config, watch and partial(watch, index), *options))
+                        options: dict[str, Any] = {"output": output, "task": task, "pool": training, "store": store}
+                        options |= {"progress": watch and partial(watch, index), "on_evaluation": on_evaluation}
+                        end(index, partial(_run_job, jobs[index], config, **options))
                         if enough():
                             break
             else:
@@ -185,24 +186,13 @@ def _result_of(job: Job, make: Callable[[], list[RunResult]]) -> Runs:
         return FailedRun(job.label, job.seed, status, text_with_notes(error), error)
 
 
-def _run_job(
-    job: Job,
-    config: SimConfig,
-    progress: Progress | None,
-    output: AuditOutput | None,
-    task: Task | None,
-    pool: WorkerPool,
-    store: StoredRun | None,
-    on_evaluation: OnEvaluation | None,
-) -> list[RunResult]:
-    """Make the run; the arguments are those of `simulate`."""
+def _run_job(job: Job, config: SimConfig, **options: Any) -> list[RunResult]:
+    """Make the run, with the options of `simulate`."""
     config = job.config or config
     config = replace(config, faults="raise") if job.may_diverge else config
     if job.folder is not None:
-        assert output is None
-        assert store is None
-        return simulate_long(job, config, progress, task, pool, on_evaluation)
-    return simulate((job.spec, *job.followers), job.seed, config, progress, output, task, pool, store, on_evaluation)
+        return simulate_long(job, config, **options)
+    return simulate((job.spec, *job.followers), job.seed, config, **options)
 
 
 _shared: Any = None
@@ -226,4 +216,5 @@ def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOut
     def on_evaluation(run: TrackedRun, metrics: dict[str, float]) -> None:
         _evaluations.put((run, metrics))
 
-    return _run_job(job, config, progress, output, _task, _pool, None, None if _evaluations is None else on_evaluation)
+    options: dict[str, Any] = {"progress": progress, "output": output, "task": _task, "pool": _pool}
+    return _run_job(job, config, on_evaluation=None if _evaluations is None else on_evaluation, **options)

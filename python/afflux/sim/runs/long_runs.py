@@ -2,31 +2,23 @@
 
 import logging
 import shutil
+from typing import Any
 
 from afflux.ops.errors import ConfigError, StoreError
 from afflux.ops.validation import printable
 from afflux.sim.results.audit_log import FOLDER, AuditOutput
 from afflux.sim.results.finished_runs import UNUSABLE, Job
-from afflux.sim.results.run_history import OnEvaluation, Progress, RunProgress
+from afflux.sim.results.run_history import Progress, RunProgress
 from afflux.sim.results.run_result import RunResult
 from afflux.sim.runs.run_checkpoint import InterruptedRun, StoredRun
 from afflux.sim.runs.simulation import simulate
-from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.task import Task
 
 CHECKPOINT_SECONDS = 60.0  #: between two checkpoints
 _LOGGER = logging.getLogger("afflux")
 
 
-def simulate_long(
-    job: Job,
-    config: SimConfig,
-    progress: Progress | None,
-    task: Task | None,
-    pool: WorkerPool | None,
-    on_evaluation: OnEvaluation | None,
-) -> list[RunResult]:
+def simulate_long(job: Job, config: SimConfig, progress: Progress | None, **options: Any) -> list[RunResult]:
     """Make the run of a job, which has one rule and a folder, from the last checkpoint there, if there is one.
 
     On one machine the bits are those of `simulate`. If the run cannot go on from what the folder holds, that is set
@@ -37,9 +29,7 @@ def simulate_long(
         job: the rule, the seed and the folder.
         config: the settings of the run.
         progress: see `simulate`.
-        task: see `simulate`.
-        pool: see `simulate`.
-        on_evaluation: see `simulate`.
+        options: those of `simulate`, without `output` and `store`.
 
     Raises:
         ConfigError, TrainingError: see `simulate`.
@@ -48,6 +38,7 @@ def simulate_long(
     folder, moves = job.folder, False
     assert folder is not None
     assert not job.followers
+    assert options.get("output") is options.get("store") is None
     store, output = folder / "store", AuditOutput(folder / FOLDER)
 
     def watched(run: RunProgress) -> None:
@@ -57,7 +48,8 @@ def simulate_long(
             progress(run)
 
     def make(output: AuditOutput | None, stored: StoredRun | None) -> list[RunResult]:
-        return simulate([job.spec], job.seed, config, watched, output, task, pool, stored, on_evaluation)
+        written: dict[str, Any] = {"progress": watched, "output": output, "store": stored}
+        return simulate([job.spec], job.seed, config, **options | written)
 
     while True:
         continues = store.exists()
