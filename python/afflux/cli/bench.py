@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from afflux import __version__, ops
-from afflux.cli.common import Parser, add_command, at_least
+from afflux.cli.common import Parser, add_command, positive_integer
 from afflux.ops import codecs
 
 HELP = """Time the engine's operations beside NumPy and torch, in one table, in some seconds.
@@ -299,10 +299,10 @@ def lines(results: Sequence[dict[str, Any]]) -> list[str]:
 def add_to(commands: "argparse._SubParsersAction[Parser]") -> None:
     """Add the command."""
     parser = add_command(commands, bench, HELP)
-    parser.option("-d", type=at_least(1), default=5_000_000, help="Length of the vectors.")
-    parser.option("-M", dest="m", type=at_least(1), default=10, help="Updates a round.")
-    parser.option("--threads", type=at_least(1), help="Default: all usable cores.")
-    parser.option("--repeats", type=at_least(1), default=9, help="Samples of each contender.")
+    parser.option("-d", type=positive_integer, default=5_000_000, help="Length of the vectors.")
+    parser.option("-M", dest="m", type=positive_integer, default=10, help="Updates a round.")
+    parser.option("--threads", type=positive_integer, help="Default: all usable cores.")
+    parser.option("--repeats", type=positive_integer, default=9, help="Samples of each contender.")
     parser.flag("--json", help="Print JSON.")
 
 

@@ -58,16 +58,14 @@ def add_command(
     return parser
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Return the function that reads a whole number from `least` on; argparse's errors have its name."""
+def positive_integer(text: str) -> int:
+    """Read a whole number from 1 on; argparse's errors have the name of this function."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
-    def integer(text: str) -> int:
-        if int(text) < least:
-            raise ValueError
-        return int(text)
 
-    integer.__name__ = f"whole number from {least} on"
-    return integer
+positive_integer.__name__ = "whole number from 1 on"
 
 
 def echo(text: str, *, err: bool = False) -> None:

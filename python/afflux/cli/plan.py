@@ -5,7 +5,7 @@ import json
 from argparse import Namespace
 from dataclasses import asdict
 
-from afflux.cli.common import Parser, add_command, at_least, flag_names_in_errors, parse_rules
+from afflux.cli.common import Parser, add_command, flag_names_in_errors, parse_rules, positive_integer
 from afflux.ops.units import in_bytes
 
 HELP = """Estimate the memory and disk use of a server, part by part. Nothing is run or written.
@@ -31,8 +31,8 @@ def add_to(commands: "argparse._SubParsersAction[Parser]") -> None:
     """Add the command."""
     parser = add_command(commands, plan, HELP)
     parser.option("--rule", required=True, help="A rule with its options, as for `afflux run`.")
-    parser.option("--params", type=at_least(1), required=True, help="Parameters of the model, d.")
-    parser.option("--clients", type=at_least(1), help="All clients, N; for rules that cache rows.")
+    parser.option("--params", type=positive_integer, required=True, help="Parameters of the model, d.")
+    parser.option("--clients", type=positive_integer, help="All clients, N; for rules that cache rows.")
     parser.option("--buffer", "--buffer-size", type=int, help="Arrivals per server step, M; default 10.")
     parser.option("--codec", help="Codec of the rows, for rules that take one.")
     parser.option("--dtype", default="float32", help="Type of params: float32 or float64.")
