@@ -449,9 +449,8 @@ def draw_sensitivity(results: TuningResults, path: Path) -> None:
     for axes, (name, lines) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True):
         style_axes(axes)
         for rule, points in lines.items():
-            line = series_line(rules.index(rule))
             x, y = zip(*sorted(points.items()), strict=True)
-            line.set(data=(x, y), label=rule)
+            line = series_line(rules.index(rule), x, y, label=rule)
             axes.scatter(x, y, s=12, color=line.get_color())
             axes.add_line(line)
         axes.autoscale_view()

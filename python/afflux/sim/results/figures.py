@@ -147,21 +147,16 @@ def draw_curve(axes: Axes, drawn: Curve, label: str, index: int | None) -> None:
     if drawn.low is not None and drawn.high is not None:
         axes.fill_between(drawn.x[0], drawn.low, drawn.high, color=colour, alpha=0.15, linewidth=0)
     for number, (x, y) in enumerate(zip(drawn.x, drawn.y, strict=True)):
-        line = series_line(index or 0)
-        line.set(data=(x, y), color=colour, markevery=len(x) // MOST_MARKERS + 1)
-        if number == 0 and label:
-            line.set_label(label)
-        axes.add_line(line)
+        own: Any = {"label": label} if number == 0 and label else {}
+        axes.add_line(series_line(index or 0, x, y, color=colour, markevery=len(x) // MOST_MARKERS + 1, **own))
     axes.autoscale_view()
 
 
-def series_line(index: int) -> Line2D:
-    """Return a line in the style of a series, without points; its label, which no legend shows, has the number."""
+def series_line(index: int, x: Any = (), y: Any = (), **own: Any) -> Line2D:
+    """Return a line in the style of a series, which `own` replaces; its label, which no legend shows, has the number."""
     colour, dashes, marker = series_style(index)
-    linestyle: Any = (0, dashes) if dashes else "-"
-    return Line2D(
-        [], [], color=COLOURS[colour].picture, linestyle=linestyle, marker=marker or "None", label=f"_{index}"
-    )
+    style: Any = {"color": COLOURS[colour].picture, "linestyle": (0, dashes) if dashes else "-"}
+    return Line2D(x, y, **style | {"marker": marker or "None", "label": f"_{index}"} | own)
 
 
 def style_axes(axes: Axes) -> None:
@@ -175,9 +170,8 @@ def draw_staleness(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) -> Non
     """Draw the share of the arrivals by staleness."""
     edges = _staleness_axis(axes, groups)
     for _, index, runs in _schedules(axes, groups, "staleness"):
-        line = series_line(index)
-        line.set_data(np.arange(len(edges) - 1), staleness_shares([run.staleness for run in runs], edges))
-        axes.add_line(line)
+        shares = staleness_shares([run.staleness for run in runs], edges)
+        axes.add_line(series_line(index, np.arange(len(shares)), shares))
     axes.autoscale_view()
     # The shares span three orders of magnitude under the large-delay law: linear below 1% only.
     axes.set_yscale("symlog", linthresh=0.01, linscale=0.5)
@@ -190,9 +184,7 @@ def draw_weights(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) -> None:
     """Draw the mean weight of the arrivals by staleness, relative to an equal share, with a point for each bin."""
     _staleness_axis(axes, groups)
     for index, runs in enumerate(groups.values()):
-        line = series_line(index)
-        line.set(data=mean_weights(runs), marker=series_style(index).marker or ".")
-        axes.add_line(line)
+        axes.add_line(series_line(index, *mean_weights(runs), marker=series_style(index).marker or "."))
     axes.axhline(1.0, color="#888888", linewidth=0.8, linestyle=":")
     axes.autoscale_view()
     axes.set_ylim(bottom=0)
@@ -220,9 +212,9 @@ def _schedules(axes: Axes, groups: Mapping[str, Sequence[RunResult]], name: str)
 def draw_participation(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) -> None:
     """Draw the share of the arrivals of the busiest clients, of the first seed."""
     for _, index, runs in _schedules(axes, groups, "clients"):
-        line, shares = series_line(index), cumulated_shares(runs[0])
-        line.set(data=(np.linspace(0, 1, len(shares)), shares), markevery=len(shares) // MOST_MARKERS + 1)
-        axes.add_line(line)
+        shares = cumulated_shares(runs[0])
+        every = len(shares) // MOST_MARKERS + 1
+        axes.add_line(series_line(index, np.linspace(0, 1, len(shares)), shares, markevery=every))
     axes.autoscale_view()
     style_axes(axes)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
