@@ -161,25 +161,21 @@ class Trainer:
         made: Iterator[tuple[float, int]]
         made = ((self._step(*take(data, batch), terms), len(batch)) for batch in batches)
         if self._compiled is not None:
-            made = self._compiled_steps(self._compiled, data, batches, terms, torch.tensor(pulled), own_shift)
+            made = self._compiled_steps(data, batches, terms, torch.tensor(pulled), own_shift)
         for loss, length in made:
             losses += loss * length
             seen += length
         return losses / seen, steps, min(size, config.batch_size) if config.examples == "batch" else size
 
     def _compiled_steps(
-        self,
-        compiled: CompiledStep,
-        data: Any,
-        indices: Iterator[np.ndarray],
-        terms: Sequence[GradientTerm],
-        *starts: Any,
+        self, data: Any, indices: Iterator[np.ndarray], terms: Sequence[GradientTerm], *starts: Any
     ) -> Iterator[tuple[float, int]]:
         """Make the steps, by compiled code if a batch is full; yield the loss before each and the size of its batch."""
+        assert self._compiled is not None
         while batches := list(islice(indices, BATCHES_AT_ONCE)):
             x, y = take(data, np.concatenate(batches))
             sizes = [len(batch) for batch in batches]
-            step = compiled.steps_on(x, y, sizes, *starts)
+            step = self._compiled.steps_on(x, y, sizes, *starts)
             for number, size in enumerate(sizes):
                 if size == self._config.batch_size:
                     yield step(number), size

@@ -153,7 +153,7 @@ def draw_curve(axes: Axes, drawn: Curve, label: str, index: int | None) -> None:
 
 
 def series_line(index: int, x: Any = (), y: Any = (), **own: Any) -> Line2D:
-    """Return a line in the style of a series, which `own` replaces; its label, which no legend shows, has the number."""
+    """Return a line in the style of a series, or `own`; its label, which no legend shows, has the number."""
     colour, dashes, marker = series_style(index)
     style: Any = {"color": COLOURS[colour].picture, "linestyle": (0, dashes) if dashes else "-"}
     return Line2D(x, y, **style | {"marker": marker or "None", "label": f"_{index}"} | own)
