@@ -171,7 +171,7 @@ def test_there_is_one_console():
 def test_a_folder_with_something_in_it_is_not_written_to(folder, tmp_path):
     check_error("not an empty folder", run_folder.create_run_folder, folder, error=ConfigError)
     check_error("not an empty folder", run_folder.create_run_folder, folder / "config.json", error=ConfigError)
-    check_error("cannot make", run_folder.create_run_folder, folder / "config.json" / "below", error=ConfigError)
+    check_error("cannot write", run_folder.create_run_folder, folder / "config.json" / "below", error=ConfigError)
     assert run_folder.create_run_folder(tmp_path) == tmp_path
 
 
