@@ -101,14 +101,14 @@ class Admission(Ledger):
         Raises:
             ClientError: the server has made fewer versions.
         """
-        client_id, version, *others = pushed
+        client_id, version = pushed[:2]
         newest = self.decided_version
         if newest + 1 + version < 0:
             raise ClientError(
                 f"[push] client {brief(client_id)}'s staleness is {~version}; the server has made 0 to {newest}: "
                 "Server(first_version=) begins with another number"
             )
-        return client_id, newest + 1 + version, *others
+        return client_id, newest + 1 + version, *pushed[2:]
 
     def status(self, client_id: ClientId, version: int) -> tuple[JoinStatus, int]:
         """Return the status and the staleness that an arrival would have if it joined now; nothing changes.

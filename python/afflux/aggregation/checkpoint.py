@@ -15,6 +15,7 @@ from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache, with_rows
 from afflux.aggregation.clipping import WINDOW
+from afflux.aggregation.plane import Vector
 from afflux.aggregation.reports import (
     DECISIONS,
     Closed,
@@ -201,7 +202,7 @@ class _Loader:
             counts={name: _count(meta["counts"][name]) for name in no_counts()},
             log=log,
             logged=len(log or []),
-            rule_vectors={name: self._array(f"rule_vector.{name}", dtype, shape) for name in rule.rule_vectors},
+            rule_vectors={name: Vector(self._array(f"rule_vector.{name}", dtype, shape)) for name in rule.rule_vectors},
             handed=frozenset(name for name in self._list("handed") if name in rule.needs.handed_in),
             scalars=self._scalars(),
             passes=self._passed(),

@@ -1,6 +1,6 @@
 """The vectors of a server in this process, on the host or on one GPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from math import inf
 from typing import Any
@@ -12,7 +12,7 @@ from afflux import ops
 from afflux._engine import Buffer, Pool, PreparedPass
 from afflux.aggregation.cache.rows import MemoryRows
 from afflux.aggregation.cache.staging import NewRows
-from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Slot
+from afflux.aggregation.plane import DataPlane, Parts, PlaneOptions, RoundPlan, Slot
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import device_of
 from afflux.arrays.interop import all_own, engine_holds_own, first_beyond, is_torch, on_host
@@ -27,8 +27,8 @@ class LocalRound(Struct, frozen=True, eq=False):
     draft: Draft
     sweep: ops.Pass
     rows: NewRows
-    before: NamedVectors  #: the rule vectors before the sweep
-    rule_vectors: NamedVectors  #: after the sweep
+    before: Mapping[str, Vector]  #: the rule vectors before the sweep
+    rule_vectors: Mapping[str, Vector]  #: after the sweep
     checked: PreparedPass | None  #: the sweep for the engine; None on a GPU
     checksums: list[ops.Checksums] | None  #: of the vectors that the sweep has written, for a store; None: no store
     swept: list[bool] = field(default_factory=list)  #: not empty once a sweep with staged rows has been made
@@ -47,7 +47,7 @@ class LocalPlane(DataPlane):
         self.gpu, self.alone = (None if device is HOST else device.name), device.alone
         self.reads_in_place = device is HOST
         #: With a store: the memory into which a sweep writes new rule vectors; None: it updates them in place.
-        self.spares: Callable[[NamedVectors], NamedVectors] | None = None
+        self.spares: Callable[[Mapping[str, Vector]], Mapping[str, Vector]] | None = None
 
     def allocate(self, options: PlaneOptions) -> None:
         """Prepare for the vectors of a server."""
@@ -70,7 +70,7 @@ class LocalPlane(DataPlane):
             device=self.device,
         )
 
-    def keep_in(self, memory: Callable[[], Vector], spares: Callable[[NamedVectors], NamedVectors]) -> Versions:
+    def keep_in(self, memory: Callable[[], Vector], spares: Callable[[Any], Mapping[str, Vector]]) -> Versions:
         """Return versions in a store's `memory`: on the CPU those of this plane, else for copies of them.
 
         Sweeps write new rule vectors into `spares`.
@@ -81,7 +81,7 @@ class LocalPlane(DataPlane):
             return self.versions
         return Versions(self.size, None, dtype=self.options.dtype, memory=memory)
 
-    def reserve(self, *, counted: bool = True) -> Slot | None:
+    def reserve(self, *, counted: bool = True) -> Any:
         return self.slots.take() if counted else self.slots.take_uncounted()
 
     def grow(self, limit: int) -> tuple[Any, ...]:
@@ -109,7 +109,7 @@ class LocalPlane(DataPlane):
         borders: Int64,
         conversion: ops.Conversion | None,
         shapes: tuple[tuple[int, ...], ...] | None = None,
-    ) -> Slot:
+    ) -> Any:
         # Arrays with shapes are `Found`, and so of `all_own`; others are detached.
         if not (engine_holds_own() and (shapes is not None or all_own(arrays))):
             arrays = [array.detach() if is_torch(array) else array for array in arrays]
@@ -152,11 +152,11 @@ class LocalPlane(DataPlane):
         self,
         plan: RoundPlan,
         params: Vector,
-        rule_vectors: NamedVectors,
+        rule_vectors: Mapping[str, Vector],
         rows: Any,
         op: str,
         draft: Draft | None = None,
-    ) -> "LocalRound":
+    ) -> Any:
         """Prepare as `DataPlane.prepare`. `draft` is the memory of the version; None: the next free one."""
         draft = self.versions.take(op) if draft is None else draft
         vectors = after = rule_vectors
@@ -178,26 +178,27 @@ class LocalPlane(DataPlane):
         checksums: list[ops.Checksums] | None = None if self.spares is None or self.gpu else []
         return LocalRound(plan, draft, sweep, new_rows, vectors, after, None if self.gpu else checked, checksums)
 
-    def make(self, prepared: LocalRound, done: list[bool]) -> None:
-        rows, swept = prepared.rows, done
+    def make(self, prepared: Any, done: list[bool]) -> None:
+        local: LocalRound = prepared
+        rows, swept = local.rows, done
         if rows.staging is not None:
-            swept = prepared.swept
+            swept = local.swept
             if not swept:
                 rows.staging.begin_sweep(rows)
         if rows.staging is None or not swept:
-            checked, checksums = prepared.checked, prepared.checksums
-            ops.apply(prepared.sweep, num_threads=self.num_threads, done=swept, checksums=checksums, checked=checked)
+            checked, checksums = local.checked, local.checksums
+            ops.apply(local.sweep, num_threads=self.num_threads, done=swept, checksums=checksums, checked=checked)
         if rows.staging is not None:
             rows.staging.copy_back(rows)
             done.append(swept[0])
 
-    def publish(self, prepared: LocalRound) -> tuple[Vector, NamedVectors, NewRows]:
+    def publish(self, prepared: Any) -> tuple[Vector, Mapping[str, Vector], NewRows]:
         for name, spare in self._apart.items():
             if spare is prepared.rule_vectors.get(name):
                 self._apart[name] = prepared.before[name]
         return self.versions.finished(prepared.draft), prepared.rule_vectors, prepared.rows
 
-    def release(self, prepared: LocalRound) -> None:
+    def release(self, prepared: Any) -> None:
         prepared.plan.slots.clear()  # the sweep's own list
         if prepared.checked is not None:
             prepared.checked.release()
@@ -268,7 +269,7 @@ def plane_like(subject: str, parts: Parts, names: Sequence[str]) -> LocalPlane:
     return LocalPlane(device_of(subject, parts, names))
 
 
-def _renewed(plan: RoundPlan, before: NamedVectors, outs: NamedVectors) -> NamedVectors:
+def _renewed(plan: RoundPlan, before: Mapping[str, Vector], outs: Mapping[str, Vector]) -> Mapping[str, Vector]:
     """Return the rule vectors after a sweep that does not write in place: unchanged vectors keep their memory."""
     vectors = {**before, **{name: outs[name] for name in plan.states}}
     rows = [] if plan.next is None else plan.next.tolist()

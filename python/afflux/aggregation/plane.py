@@ -13,7 +13,7 @@ DataPlane    the vectors of a server
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NewType
 
 from msgspec import Struct
 
@@ -24,13 +24,14 @@ from afflux.ops.errors import UnavailableError
 from afflux.rules.rule import Float64, Int64
 
 #: Handles: of a pushed vector; of params, or a vector that the rule keeps; of a version that is being written; of a
-#: float64 sum. They are freed when their last reference is dropped.
-Slot = Any
-Vector = Any
-Draft = Any
-Sum = Any
+#: float64 sum. They are freed when their last reference is dropped. mypy checks the kinds of handles in the calls of
+#: control; the methods of a plane take and return its own objects as Any.
+Slot = NewType("Slot", object)
+Vector = NewType("Vector", object)
+Draft = NewType("Draft", object)
+Sum = NewType("Sum", object)
 #: A handle of a round for which everything that can fail has been done; only the sweep remains.
-Prepared = Any
+Prepared = NewType("Prepared", object)
 #: Arrays of callers: a flat vector, or the arrays of a tree.
 Parts = Any
 #: The vectors that a server keeps for its rule, by name, in the order of Rule.rule_vectors.
@@ -106,7 +107,7 @@ class DataPlane(ABC):
     def reserve_any(self) -> Slot:
         """Return a free slot; if all are in use, a new one beyond the limit."""
         slot = self.reserve()
-        return self.reserve(counted=False) if slot is None else slot
+        return Slot(self.reserve(counted=False)) if slot is None else slot
 
     @abstractmethod
     def grow(self, limit: int) -> tuple[Any, ...]:
@@ -146,7 +147,7 @@ class DataPlane(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def first_beyond(self, vector: Slot | Draft, most: float) -> int | None:
+    def first_beyond(self, vector: Slot | Vector | Draft, most: float) -> int | None:
         """Return the index of the first element that is NaN or has a magnitude beyond `most`; None: there is none."""
 
     # Sums of servers that accumulate: terms are added in the order of their joins.

@@ -52,7 +52,7 @@ class Round(Struct, eq=False):
     scalars: Scalars  #: after the round
     norms: tuple[float, ...]  #: after the round
     report: Report  #: its seconds grow with the sweep
-    prepared: Prepared = None
+    prepared: Prepared = Prepared(None)
     done: list[bool] = []  #: not empty once the sweep has been made
     saved: bool = True  #: whether the store, if any, has recorded the round
     driver: int | None = None  #: the thread that makes it; None: no thread does

@@ -19,7 +19,7 @@ from afflux import ops
 from afflux._engine import SUPERBLOCK, Buffer, Pool, strict_float_mode
 from afflux.aggregation.cache.rows import RowMemory
 from afflux.aggregation.local_plane import LocalPlane, LocalRound
-from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, Vector
+from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Vector
 from afflux.aggregation.sharded_rows import ShardedRows, plan_at
 from afflux.arrays.devices import as_list
 from afflux.arrays.interop import is_torch
@@ -181,7 +181,7 @@ class ShardedPlane(DataPlane):
 
         return strict_float_mode(lambda total: value(0, total), self._total)  # as the engine adds
 
-    def reserve(self, *, counted: bool = True) -> Slot | None:
+    def reserve(self, *, counted: bool = True) -> Any:
         # Taken in the order of the parts, and freed in the reverse order: if the first part has a free slot, all have.
         slots = [*takewhile(lambda slot: slot is not None, (plane.reserve(counted=counted) for plane in self.planes))]
         return Shards(slots) if len(slots) == len(self.planes) else None
@@ -198,7 +198,7 @@ class ShardedPlane(DataPlane):
     def ingest(
         self,
         parts: Parts,
-        vector: Shards,
+        vector: Any,
         num_threads: int,
         conversion: ops.Conversion | None = None,
         shapes: tuple[tuple[int, ...], ...] | None = None,
@@ -235,24 +235,24 @@ class ShardedPlane(DataPlane):
         dtype = np.asarray(vector.parts[0]).dtype.name
         return "bfloat16" if dtype == "uint16" else dtype
 
-    def first_beyond(self, vector: Shards, most: float) -> int | None:
+    def first_beyond(self, vector: Any, most: float) -> int | None:
         pairs = zip(self.call("first_beyond", vector, most), self._begins, strict=True)
         return next((index + begin for index, begin in pairs if index is not None), None)
 
-    def total(self, values: Float64 | None = None) -> Shards:
+    def total(self, values: Float64 | None = None) -> Any:
         return self.objects("total", None if values is None else self._scattered(values))
 
-    def add(self, total: Shards, slot: Shards, weight: float, *, first: bool, done: list[Any]) -> None:
+    def add(self, total: Any, slot: Any, weight: float, *, first: bool, done: list[Any]) -> None:
         if not done:
             done.extend([[] for _ in self.planes])  # a list for each part
         for k, (plane, flags) in enumerate(zip(self.planes, done, strict=True)):
             plane.add(total.parts[k], slot.parts[k], weight, first=first, done=flags)
 
-    def gram(self, vectors: Sequence[Shards]) -> Float64:
+    def gram(self, vectors: Sequence[Any]) -> Float64:
         return self._root(self.call("gram", [*vectors]), np.add)
 
     def inner(
-        self, slots: Sequence[Shards], weights: Float64 | None, memory: Shards | None, shift: float, own_weight: float
+        self, slots: Sequence[Any], weights: Float64 | None, memory: Vector | None, shift: float, own_weight: float
     ) -> ops.InnerProducts:
         parts = self.call("inner", [*slots], weights, memory, shift, own_weight)
         squares, products, square = zip(*parts, strict=True)
@@ -263,8 +263,8 @@ class ShardedPlane(DataPlane):
         )
 
     def prepare(
-        self, plan: RoundPlan, params: Shards, rule_vectors: NamedVectors, rows: ShardedRows | None, op: str
-    ) -> ShardedRound:
+        self, plan: RoundPlan, params: Any, rule_vectors: NamedVectors, rows: ShardedRows | None, op: str
+    ) -> Any:
         plans, drafts = self._plans(plan, rows), self.drafted(op)
         own_rows = None if rows is None else Shards(rows.parts)
         parts = self.objects("prepare", plans, params, {**rule_vectors}, own_rows, op, drafts).parts
@@ -272,15 +272,14 @@ class ShardedPlane(DataPlane):
 
     def _plans(self, plan: RoundPlan, rows: ShardedRows | None) -> Shards:
         """Return the plan of each part."""
-        plans = []
-        for k, begin in enumerate(self._begins):
-            part = replace(plan, slots=[slot.parts[k] for slot in plan.slots])
-            if plan.rows is not None and rows is not None:
-                part = replace(part, rows=plan_at(plan.rows, rows.codec, begin))
-            plans.append(part)
+        slots: list[Any] = plan.slots
+        plans = [replace(plan, slots=[slot.parts[k] for slot in slots]) for k in range(len(self._begins))]
+        if plan.rows is not None and rows is not None:
+            pairs = zip(plans, self._begins, strict=True)
+            plans = [replace(part, rows=plan_at(plan.rows, rows.codec, begin)) for part, begin in pairs]
         return Shards(plans)
 
-    def make(self, prepared: ShardedRound, done: list[bool]) -> None:
+    def make(self, prepared: Any, done: list[bool]) -> None:
         try:
             for plane, part, swept in zip(self.planes, prepared.parts, prepared.swept, strict=True):
                 if not swept:
@@ -289,15 +288,15 @@ class ShardedPlane(DataPlane):
             if all(prepared.swept):
                 done.append(all(sound for (sound,) in prepared.swept))
 
-    def publish(self, prepared: ShardedRound) -> tuple[Vector, NamedVectors, Any]:
+    def publish(self, prepared: Any) -> Any:
         params, vectors, rows = zip(*self.call("publish", Shards(prepared.parts)), strict=True)
         return Shards(params), {name: Shards([part[name] for part in vectors]) for name in vectors[0]}, rows
 
-    def release(self, prepared: ShardedRound) -> None:
+    def release(self, prepared: Any) -> None:
         self.call_later("release", Shards(prepared.parts))
         prepared.plan.slots.clear()
 
-    def version(self, write: Callable[[Any], object], op: str) -> Shards:
+    def version(self, write: Callable[[Any], object], op: str) -> Any:
         drafts = self.drafted(op)
         write(self.objects_later("buffer", of=drafts))
         return self.counted(self.objects_later("array" if self.inplace else "publish", of=drafts), drafts)
@@ -306,7 +305,7 @@ class ShardedPlane(DataPlane):
     def versions_held(self) -> int:
         return self.planes[0].versions_held
 
-    def vector(self, values: "Float64 | float | None" = None) -> Shards:
+    def vector(self, values: "Float64 | float | None" = None) -> Any:
         return self.objects("vector", self._scattered(values) if isinstance(values, np.ndarray) else values)
 
     def rows(self) -> ShardedRows:
@@ -314,10 +313,10 @@ class ShardedPlane(DataPlane):
         assert codec is not None  # control has asked for rows
         return ShardedRows(self.row_parts(self.objects_later("rows"), codec), self._begins)
 
-    def fill(self, vector: Shards, values: Any) -> None:
+    def fill(self, vector: Any, values: Any) -> None:
         self.call("fill", vector, self._scattered(values))
 
-    def shown(self, vector: "Shards | ops.Array") -> ops.Array:
+    def shown(self, vector: Any) -> ops.Array:
         if not isinstance(vector, Shards):
             return vector
         array = vector.shown()
@@ -339,10 +338,10 @@ class ShardedPlane(DataPlane):
         """Return the version of which callers have this copy, if it is in use."""
         return self._shown.get(id(array)) if self.is_version(array) else None
 
-    def copy(self, vector: Shards, *, read_only: bool = False) -> ops.Array:
+    def copy(self, vector: Any, *, read_only: bool = False) -> ops.Array:
         return self.shown(vector) if read_only else self.read(vector)
 
-    def read(self, vector: Shards, *, copy: bool = True) -> Any:
+    def read(self, vector: Any, *, copy: bool = True) -> Any:
         return np.concatenate(self.call("read", vector, copy=False))
 
     def is_version(self, params: ops.Array) -> bool:

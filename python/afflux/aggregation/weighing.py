@@ -118,8 +118,8 @@ def _fails_without_clients(rule: Rule, arrivals: Arrivals, limits: Limits) -> bo
     """
     count = len(arrivals)
     ones = np.ones(count + len(rule.needs.rule_vectors))
-    memory = dict.fromkeys(rule.needs.rule_vectors, np.ones(1))
-    vectors = RoundVectors([np.ones(1)] * count, memory, _inner_of_ones)
+    memory = dict.fromkeys(rule.needs.rule_vectors, Vector(np.ones(1)))
+    vectors = RoundVectors([Slot(np.ones(1))] * count, memory, _inner_of_ones)
     neutral = replace(
         arrivals,
         versions=frozen(np.full(count, arrivals.version), np.int64),

@@ -128,13 +128,12 @@ class Draft:
         return np.asarray(self.buffer)
 
 
-#: The memory of one pushed vector, with its type: a buffer of the engine, which NumPy can read (bfloat16 as uint16); on
-#: a GPU an array of the device's library. It is freed when its last reference is dropped.
-Slot = Any
-
-
 class Slots:
-    """At most `limit` slots of `size` elements, of which a round reads `together`."""
+    """At most `limit` slots of `size` elements, of which a round reads `together`.
+
+    A slot is the memory of one pushed vector, with its type: a buffer of the engine, which NumPy can read (bfloat16 as
+    uint16); on a GPU an array of the device's library. It is freed when its last reference is dropped.
+    """
 
     def __init__(self, size: int, dtype: str, limit: int, device: Device = HOST, together: int = 1) -> None:
         self.size = size
@@ -145,7 +144,7 @@ class Slots:
         self._until_read = min(2 * together * size * ITEM_BYTES[dtype], 2**62)
         self.pools: tuple[Any, ...] = (device.pool(size, dtype, limit, until_read=self._until_read),)
 
-    def take(self) -> Slot | None:
+    def take(self) -> Any:
         """Take a slot; None if all are in use."""
         for pool in self.pools:
             try:
@@ -154,7 +153,7 @@ class Slots:
                 continue
         return None
 
-    def take_uncounted(self) -> Slot:
+    def take_uncounted(self) -> Any:
         """Return a new slot beyond the limit, for a vector that will move to a slot of the limit."""
         return self._device.take(self._device.pool(self.size, self.dtype, 0, until_read=self._until_read))
 

@@ -22,7 +22,7 @@ from afflux._engine import SUPERBLOCK, Buffer, Pool
 from afflux.aggregation.cache.rows import RowMemory
 from afflux.aggregation.cache.staging import EncodedRow
 from afflux.aggregation.local_plane import LocalPlane
-from afflux.aggregation.plane import NamedVectors, Parts, PlaneOptions, RoundPlan, Slot, Vector
+from afflux.aggregation.plane import NamedVectors, Parts, PlaneOptions, RoundPlan
 from afflux.aggregation.sharded_plane import ShardedPlane, ShardedRound, ShardPart, Shards, part_of, parts_of
 from afflux.aggregation.sharded_rows import ShardedRows
 from afflux.arrays.pools import Draft
@@ -257,7 +257,7 @@ class RayPlane(ShardedPlane):
     def ingest(
         self,
         parts: Parts,
-        vector: Shards,
+        vector: Any,
         num_threads: int,
         conversion: Conversion | None = None,
         shapes: tuple[tuple[int, ...], ...] | None = None,
@@ -325,7 +325,7 @@ class RayPlane(ShardedPlane):
             with suppress(Exception):
                 self.close()
 
-    def reserve(self, *, counted: bool = True) -> Slot | None:
+    def reserve(self, *, counted: bool = True) -> Any:
         counter = self.planes[0].reserve(counted=counted)
         if counter is None:
             return None
@@ -337,14 +337,14 @@ class RayPlane(ShardedPlane):
         is_slot = isinstance(vector, RemoteVector) and vector.is_slot
         return self._options.slot_dtype if is_slot else self._options.dtype
 
-    def add(self, total: Shards, slot: Shards, weight: float, *, first: bool, done: list[Any]) -> None:
+    def add(self, total: Any, slot: Any, weight: float, *, first: bool, done: list[Any]) -> None:
         if not done:
             done.append(next(_numbers))
         self.call("add_once", done[0], total, slot, weight, first=first)
 
     def prepare(
-        self, plan: RoundPlan, params: Shards, rule_vectors: NamedVectors, rows: ShardedRows | None, op: str
-    ) -> ShardedRound:
+        self, plan: RoundPlan, params: Any, rule_vectors: NamedVectors, rows: ShardedRows | None, op: str
+    ) -> Any:
         plane = self.planes[0]
         allocates = not self.inplace and plane.versions.held == plane.versions.allocated
         if allocates or rows is not None or self.connection.path is not None:
@@ -360,12 +360,12 @@ class RayPlane(ShardedPlane):
         first = self._calls("prepare_once", arguments, None, out=parts.number)
         return RemoteRound(plan, parts.parts, drafts, (*rule_vectors,), [], first)
 
-    def make(self, prepared: ShardedRound, done: list[bool]) -> None:
+    def make(self, prepared: Any, done: list[bool]) -> None:
         first = prepared.first if isinstance(prepared, RemoteRound) else {}
         results = self.connection.settled(self._calls("sweep", [Shards(prepared.parts)], None), first)
         done.append(all(results.values()))
 
-    def publish(self, prepared: ShardedRound) -> tuple[Vector, NamedVectors, Any]:
+    def publish(self, prepared: Any) -> Any:
         params, rows = self._handles(), self._handles()
         vectors = {name: self._handles() for name in prepared.rule_vectors}
 

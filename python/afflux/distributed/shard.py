@@ -62,7 +62,7 @@ class PartPlane(LocalPlane):
             self._prepared = number, self.prepare(*arguments)
         return self._prepared[1]
 
-    def release(self, prepared: LocalRound) -> None:
+    def release(self, prepared: Any) -> None:
         """Release a round's slots and vectors."""
         if self._prepared is not None and self._prepared[1] is prepared:
             self._prepared = None

@@ -36,7 +36,7 @@ def assemble(
     Raises:
         AffluxError: params or the buffers have a wrong dtype or a non-finite value, or params are too large for a step.
     """
-    plane, clients = adapter.plane, options.num_clients
+    plane, clients, limits = adapter.plane, options.num_clients, options.limits
     max_slots = options.slots_of(rule)
     codec = codec_of(rule, options.slots_as)
     plane.allocate(
@@ -53,7 +53,6 @@ def assemble(
             rows_on_host=options.rows_on == "host",
         )
     )
-    limits = options.limits
     first = plane.version(partial(adapter.take_in_params, "[Server] params", parts, limits=limits), "Server")
     buffers = adapter.flat_buffers("[Server] params", params)
     rows = passes = None

@@ -137,7 +137,7 @@ class InputAdapter:
         self,
         subject: str,
         parts: "ops.Array | list[ops.Array]",
-        slot: Slot,
+        slot: Slot | Vector | Draft,
         conversion: ops.Conversion | None = None,
         beside: RowCheck | None = None,
     ) -> ops.Ingested:
@@ -251,7 +251,7 @@ class InputAdapter:
             flat = parts if copy is None else copy
             if not hasattr(flat, "__getitem__"):  # exact in float64
                 flat = np.empty(self.size)
-                self.ingest(subject, parts, flat)
+                self.ingest(subject, parts, Vector(flat))
             parts = [flat[begin:end] for begin, end in pairwise(borders.tolist())]
         return self.plane.in_parts(parts, borders, conversion)
 

@@ -231,7 +231,7 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputA
         arrivals, uncounted = arrivals_of(saved, aggregator), False
     except BusyError:  # the arrivals that the state replaces are in the slots
         arrivals, uncounted = arrivals_of(saved, aggregator, partial(plane.reserve, counted=False)), True
-    rule_vectors = {name: plane.vector(vector) for name, vector in saved.state.rule_vectors.items()}
+    rule_vectors = {name: plane.vector(np.asarray(vector)) for name, vector in saved.state.rule_vectors.items()}
     constants = _saved_constants(state)  # before the version, which with inplace is the server's own params
     aggregator.make_room()
     now = _in_plane(plane, saved.state.current, "load_state_dict")
@@ -302,8 +302,8 @@ def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot |
     total, arrivals, slot = [aggregator.plane.total(saved.total)], list(saved.state.waiting), None
     for place, arrival in enumerate(arrivals):
         if place >= saved.added:
-            arrival = _filled(take() if slot is None else slot, arrival, aggregator)
-            slot = arrival.slot
+            slot = take() if slot is None else slot
+            arrival = _filled(slot, arrival, aggregator)
             if arrival.norm * arrival.norm > MOST_SQUARES:
                 raise AffluxError(
                     f"[load_state_dict] client {brief(arrival.client_id)} waits with the norm {arrival.norm}, too "

@@ -166,6 +166,7 @@ def take_in(
     if lend is not None:
         ticket.slot = lend(subject, parts, conversion)
     else:
+        assert ticket.slot is not None
         beside = None if row is None else row.check
         sweep, norm = adapter.take_in(subject, parts, ticket.slot, aggregator.admission.limits, conversion, beside)
         _, squares, low, high = sweep

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from afflux.aggregation.local_plane import LocalPlane
-from afflux.aggregation.plane import DataPlane, NamedVectors, Prepared, Slot, Vector
+from afflux.aggregation.plane import DataPlane, NamedVectors, Slot, Vector
 from afflux.aggregation.sharded_plane import ShardedPlane, Shards
 from afflux.arrays.devices import HOST
 from afflux.ops.codecs import Codec
@@ -88,13 +88,13 @@ class ShardedVectors:
             self._plane.remember(vector, params)
         return vector
 
-    def prepare_sweep(self, prepared: Prepared) -> None:
+    def prepare_sweep(self, prepared: Any) -> None:
         self._call("prepare_sweep", Shards(prepared.parts))
 
-    def record_sweep(self, prepared: Prepared) -> SweptVectors:
+    def record_sweep(self, prepared: Any) -> SweptVectors:
         swept, later = self._plane.objects("record_sweep", Shards(prepared.parts), of=self._vectors), self._plane
         names = prepared.rule_vectors
-        rule_vectors = {name: later.objects_later("rule_vector", name, of=swept) for name in names}
+        rule_vectors: dict[str, Any] = {name: later.objects_later("rule_vector", name, of=swept) for name in names}
         params = self._plane.counted(later.objects_later("params", of=swept), prepared.drafts)
         return SweptVectors(params, rule_vectors, swept)
 
@@ -105,7 +105,7 @@ class ShardedVectors:
         self,
         params: Shards,
         rule_vectors: NamedVectors,
-        total: Shards | None,
+        total: Any,
         waiting: Mapping[int, Slot],
         swept: SweptVectors | None,
     ) -> SavedPlaces:

@@ -24,7 +24,7 @@ from afflux.aggregation.cache.table import RowMoves, SlotCounts
 from afflux.aggregation.checkpoint import Saved, scalar_facts
 from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.options import REPLACEABLE, Durability
-from afflux.aggregation.plane import DataPlane, Vector
+from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Opened, Pulled
 from afflux.aggregation.round import Round
 from afflux.aggregation.state import ServerState, after
@@ -320,7 +320,7 @@ class Store:
         except (AffluxError, TypeError, ValueError) as error:
             raise StoreError(f"[open] {self.path} is damaged: its tasks: {error}") from None
 
-    def attach(self, state: ServerState, params: Vector, retained: Sequence[Pulled]) -> ServerState:
+    def attach(self, state: ServerState, params: Any, retained: Sequence[Pulled]) -> ServerState:
         """Return the state of a server that continues from the last commit.
 
         `params` and the params of the versions in `retained` are slots of the store.

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from afflux.aggregation.local_plane import LocalPlane, LocalRound
-from afflux.aggregation.plane import DataPlane, NamedVectors, Prepared, Slot, Vector
+from afflux.aggregation.plane import DataPlane
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import bring, on_gpu
-from afflux.arrays.pools import Draft, Versions
+from afflux.arrays.pools import Draft, Vector, Versions
 from afflux.ops.codecs import Codec
 from afflux.store.checksums import NO_CHECKSUMS, SweepChecksums, crc, raise_if_damaged, sweep_checksums
 from afflux.store.disk_cache import DiskRows
@@ -36,7 +36,7 @@ class SweptVectors(NamedTuple):
     """The vectors that the sweep of a round has written."""
 
     params: Vector
-    rule_vectors: NamedVectors
+    rule_vectors: Mapping[str, Vector]
     rest: Any  #: for `save`: the new rows, and the checksums that the sweep has computed
 
     def rule_vector(self, name: str) -> Vector:
@@ -130,7 +130,7 @@ class StoredVectors:
             drafts.append(draft)
         return draft
 
-    def _outputs(self, rule_vectors: NamedVectors) -> NamedVectors:
+    def _outputs(self, rule_vectors: Mapping[str, Vector]) -> Mapping[str, Vector]:
         """Return the spare slots of these rule vectors.
 
         For a server on a GPU, return the rule vectors themselves, which the sweep updates in place.
@@ -152,13 +152,13 @@ class StoredVectors:
         bring(params, draft.array)
         return draft.publish()
 
-    def prepare_sweep(self, prepared: Prepared) -> None:
+    def prepare_sweep(self, prepared: Any) -> None:
         """Map the pages that the sweep of a round writes. May be repeated."""
         self._named.populate()
         if self._rows is not None:
             self._rows.populate(prepared.rows)
 
-    def record_sweep(self, prepared: Prepared) -> SweptVectors:
+    def record_sweep(self, prepared: Any) -> SweptVectors:
         """Record the rows that a sweep has written. Return all vectors that it has written. May be repeated."""
         assert isinstance(prepared, LocalRound)
         checksums = NO_CHECKSUMS
@@ -175,9 +175,9 @@ class StoredVectors:
     def save(
         self,
         params: Row,
-        rule_vectors: NamedVectors,
+        rule_vectors: Mapping[str, Vector],
         total: Vector | None,
-        waiting: Mapping[int, Slot],
+        waiting: Mapping[int, Vector],
         swept: SweptVectors | None,
     ) -> SavedPlaces:
         """Write all vectors that are not in their slots yet; return the places of all, for a commit.
