@@ -83,7 +83,6 @@ class DataPlane(ABC):
     #: has checked, see `in_parts`.
     reads_in_place: bool = False
     gpu: str | None = None  #: the name of the GPU that has the vectors
-    num_threads: int = 1  #: of a round's sweep
     on_one_node: bool = True  #: whether the vectors end with the machine of this process, and only with it
 
     def cuts(self, size: int) -> tuple[int, ...]:

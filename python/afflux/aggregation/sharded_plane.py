@@ -93,7 +93,7 @@ class ShardedPlane(DataPlane):
         if hasattr(self, "size"):
             raise AffluxError("[Server] plane was given to a server before: give a new one")
         parts = parts_of(options.size, self.cuts(options.size))
-        self.size, self.inplace, self.num_threads = options.size, options.inplace, options.num_threads
+        self.size, self.inplace = options.size, options.inplace
         self._total, self._nodes = superblocks(self.size), [(part.first, part.length) for part in parts]
         self._begins = [part.first * SUPERBLOCK for part in parts]
         self._spans = [slice(a, b) for a, b in pairwise([*self._begins, self.size])]

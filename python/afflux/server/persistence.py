@@ -145,15 +145,16 @@ def replaced(store: Store, rule: Rule, options: ServerOptions, fields: Options, 
     return replace(options, memory_budget=None)
 
 
-def make_store(aggregator: Aggregator, path: Path, adapter: InputAdapter, options: ServerOptions) -> Store:
+def make_store(
+    aggregator: Aggregator, path: Path, adapter: InputAdapter, options: ServerOptions, num_threads: int | None
+) -> Store:
     """Make a store for a new server, and move the server's state there."""
     plane, facts = aggregator.plane, facts_of(aggregator, adapter.layout, options)
-    constants = adapter.constants.to_bytes()
     durability = options.durability or ("process" if plane.on_one_node else "power")
     with removed_if_it_fails(path):
-        stored, cuts = options.stored(), plane.cuts(plane.size)
+        stored, cuts, constants = options.stored(), plane.cuts(plane.size), adapter.constants.to_bytes()
         create_store(path, aggregator.rule, facts, stored, durability, options.commit_every, constants, cuts)
-        store = Store(path, plane.num_threads, plane=plane, new=True)
+        store = Store(path, ops.threads(num_threads), plane=plane, new=True)
         try:
             _move_to(store, aggregator)
         except BaseException:
@@ -166,8 +167,7 @@ def make_store(aggregator: Aggregator, path: Path, adapter: InputAdapter, option
 def _move_to(store: Store, aggregator: Aggregator) -> None:
     """Move the state of a new server into a new store."""
     admission, plane = aggregator.admission, aggregator.plane
-    state = admission.state
-    now = state.current
+    state, now = admission.state, admission.current
     store.vectors.use(plane)
     if plane.gpu is None:
         now = _in_plane(plane, replace(now, params=plane.read(now.params, copy=False)), "Server")

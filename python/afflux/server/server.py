@@ -117,7 +117,7 @@ class Server:
         self._aggregator = assemble(*parts_of, first_version)
         self._store: Store | None = None
         if folder is not None:
-            self._store = persistence.make_store(self._aggregator, folder, self._adapter, options)
+            self._store = persistence.make_store(self._aggregator, folder, self._adapter, options, num_threads)
 
     @classmethod
     @clears_tracebacks
