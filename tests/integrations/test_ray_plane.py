@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pickle
 import re
 import signal
 import socket
@@ -22,7 +23,17 @@ import pairwise
 from afflux import AffluxError, BusyError, Server, StoreError, UnavailableError, rules
 from afflux.distributed import RayPlane, ray_plane, service
 from afflux.distributed.connection import RemoteShard
-from afflux.distributed.handle import Continuation, FirstRequest, unpacked
+from afflux.distributed.messages import (
+    Checkout,
+    Done,
+    Failed,
+    Pull,
+    Push,
+    RemoteTask,
+    SliceWrites,
+    VersionParts,
+    decode,
+)
 from afflux.rules.specs import parse_rule
 from afflux.selftest.digest import vectors
 from afflux.sim import ConfigError
@@ -232,9 +243,7 @@ def test_a_fault_of_a_client_changes_nothing(planes, cluster, data):
             handle.push(**{"client": 1, "version": 0, "timeout": 30.0, **wrong})
     with pytest.raises(AffluxError, match="elements 3 to 3 are not among"):
         handle.pull(3, 3)
-    handle._request(
-        FirstRequest("pull", {"task": None}, 0.5)
-    )  # a client that pulls and ends: the version is free again
+    handle._request(Pull(None, 0.5), VersionParts)  # a client that pulls and ends: the version is free again
     assert objects() == count
     after = server.state_dict()
     for state in (before, after):
@@ -248,18 +257,18 @@ def test_a_fault_of_a_client_changes_nothing(planes, cluster, data):
         handle.pull()
 
 
-class UnreadableHere:
-    """Each process but this one can unpickle it."""
+class Executed:
+    """Unpickling it ends the process."""
 
     def __reduce__(self):
-        return eval, (f"1 / (__import__('os').getpid() != {os.getpid()})",)
+        return os._exit, (1,)
 
 
 class OwnError(Exception):
     """Only this process can import it."""
 
 
-def test_requests_and_replies_of_a_handle_that_cannot_be_read_are_errors(planes, data, monkeypatch):
+def test_requests_and_replies_of_a_handle_that_cannot_be_read_are_errors(planes, cluster, data, monkeypatch):
     """The client gets an error, and the next request its reply."""
     server = Server(rules.fedbuff(buffer_size=1), data[0][:SIZE], plane=planes(1), max_slots=1)
     handle = server.handle()
@@ -268,21 +277,21 @@ def test_requests_and_replies_of_a_handle_that_cannot_be_read_are_errors(planes,
         raise OwnError("of a caller")
 
     def unreadable_task(*arguments, **options):
-        return SimpleNamespace(id=UnreadableHere(), client=1, version=0)
+        return SimpleNamespace(id=5, client=1, version=0)
 
     def no_thread(*arguments, **options):
         raise RuntimeError("can't start new thread")
 
-    with pytest.raises(AffluxError, match="server's process cannot read the request: ZeroDivisionError"):
-        handle.push(client=1, version=0, update=data[1][:SIZE], loss=UnreadableHere())
-    calls = handle._request(
-        FirstRequest("push", {"client": 1, "version": 0, "update": None, "kinds": ["update"]}, 60.0)
-    )
-    with pytest.raises(AffluxError, match="server's process cannot read the request: ZeroDivisionError"):
-        handle._request(Continuation(calls.token, UnreadableHere()))
+    with pytest.raises(AffluxError, match=r"loss is .*: a handle sends numbers"):
+        handle.push(client=1, version=0, update=data[1][:SIZE], loss=Executed())
+    first = handle._request(Push(("update",), {"client": 1, "version": 0}, None, 60.0), SliceWrites)
+    for token in (None, first.token):
+        reply = cluster.get(handle._mailbox.ask.remote(token, pickle.dumps(Executed())))
+        with pytest.raises(AffluxError, match=r"server's process cannot read the request: msgspec.ValidationError"):
+            raise decode(reply, "", Failed).error()
     for place, name, value, message in (
         (Server, "checkout", own_error, "OwnError: of a caller"),
-        (Server, "checkout", unreadable_task, "the client cannot read the reply: ZeroDivisionError"),
+        (Server, "checkout", unreadable_task, "the client cannot read the reply: msgspec.ValidationError"),
         (service, "Thread", no_thread, "cannot answer the request: RuntimeError: can't start new thread"),
     ):
         with monkeypatch.context() as patch, pytest.raises(AffluxError, match=message):
@@ -296,16 +305,16 @@ def test_requests_of_handles_beyond_the_limit_are_refused(planes, cluster, data,
     monkeypatch.setattr(ray_plane, "MOST_REQUESTS", 4)
     server, checkout, goes_on = Server(rules.fedbuff(), data[0][:SIZE], plane=planes(1)), Server.checkout, Event()
     handle = server.handle()
-    token = handle._request(FirstRequest("pull", {"task": None}, 60.0)).token
+    token = handle._request(Pull(None, 60.0), VersionParts).token
     monkeypatch.setattr(Server, "checkout", lambda *own, **options: goes_on.wait() and checkout(*own, **options))
-    replies = [handle._send(FirstRequest("checkout", {"client": client}, 60.0)) for client in range(12)]
+    replies = [handle._send(Checkout(client, None, True)) for client in range(12)]
     refused, waiting = cluster.wait(replies, num_returns=8, timeout=60)  # without a limit none comes
-    assert handle._request(Continuation(token, None)) is None
+    assert handle._request(Done(), Done, token=token) == Done()
     goes_on.set()
-    errors = [unpacked(each, "").error for each in cluster.get(refused)]
+    errors = [decode(each, "", Failed).error() for each in cluster.get(refused)]
     assert {*map(str, errors)} == {"[handle] 4 requests wait for the server's process: try again later"}
     assert {*map(type, errors)} == {BusyError}
-    assert [unpacked(each, "").version for each in cluster.get(waiting)] == [0] * 4
+    assert [decode(each, "", RemoteTask).version for each in cluster.get(waiting)] == [0] * 4
     assert handle.checkout(1).version == 0
 
 
@@ -479,7 +488,6 @@ import test_ray_plane as own
 from afflux import Server
 from afflux.distributed import RayPlane
 from afflux.distributed.connection import RemoteShard
-from afflux.distributed.handle import FirstRequest
 from afflux.store.commits import Commits
 def killed(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -2,16 +2,15 @@
 
 Ray cannot call into the process that has the server. Clients' requests therefore wait in a `Mailbox`, an actor, until a
 thread of that process takes them (service.py). A push has two requests: after the first one the process reserves the
-slot, and replies with the calls that write the slices; the second one has the results of these calls. The mailbox reads
-neither requests nor replies: they are pickles that the process unpickles for one request, and a client for its own.
+slot, and replies with what writes the slices; the second one has what the shards have found in them. The mailbox passes
+requests and replies on as bytes (messages.py). Slices go between a client and the shards as arrays of NumPy, by Ray.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from traceback import format_exception_only
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,15 +19,33 @@ from afflux.aggregation.sharded_plane import flat_pieces
 from afflux.arrays.interop import on_gpu, on_host
 from afflux.arrays.layout import Layout
 from afflux.arrays.modules import is_module, is_state_dict
-from afflux.distributed.connection import Connection, connected_ray, import_ray
-from afflux.distributed.shard import Call, Failure, Ref
+from afflux.distributed.connection import Connection, connected_ray
+from afflux.distributed.messages import (
+    Checkout,
+    Done,
+    Failed,
+    Message,
+    Pull,
+    Push,
+    PushResult,
+    RemoteTask,
+    SliceWrite,
+    SliceWrites,
+    VersionParts,
+    Written,
+    decode,
+    encode,
+    plain,
+)
+from afflux.distributed.shard import Call, Ref
+from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError
 from afflux.ops.validation import brief
 from afflux.rules.rule import ClientId, Float64
 from afflux.server.inputs import InputAdapter
 
 #: The kinds of vectors that a client pushes.
-KINDS = "update", "gradient", "model"
+KINDS: tuple[Kind, ...] = "update", "gradient", "model"
 #: The most first requests that wait for a reply of the server's process; twice as many wait if some are second ones.
 MOST_REQUESTS = 100_000
 
@@ -46,10 +63,11 @@ class Mailbox:
         """Return the reply to a client's request, a first one (token None) or a second one; BusyError if many wait."""
         if len(self._replies) >= (self._limit if token is None else 2 * self._limit):
             busy = f"[handle] {len(self._replies)} requests wait for the server's process: try again later"
-            return packed(Failure(BusyError(busy)))
+            return encode(Failed.of(BusyError(busy)))
         number = next(self._numbers)
+        # Nothing else reaches the server's process: a TypeError is the client's.
+        self._requests.put_nowait((number, None if token is None else int(token), bytes(memoryview(request))))
         self._replies[number] = asyncio.get_running_loop().create_future()
-        self._requests.put_nowait((number, token, request))
         return await self._replies[number]
 
     async def next(self) -> tuple[int, int | None, bytes]:
@@ -61,45 +79,6 @@ class Mailbox:
         self._replies.pop(number).set_result(reply)
 
 
-class FirstRequest(NamedTuple):
-    """The first request of a push, a pull or a checkout."""
-
-    name: str
-    arguments: dict[str, Any]
-    timeout: float  #: seconds for which the server waits for the next one
-
-
-class Continuation(NamedTuple):
-    """The second request of a push or pull."""
-
-    token: int  #: of the reply to the first one
-    results: Any
-
-
-class SliceCalls(NamedTuple):
-    """The reply to the first request of a push: calls that write its slices, each without its first argument."""
-
-    token: int
-    calls: dict[int, Call]  #: by part
-
-
-class VersionParts(NamedTuple):
-    """The reply to a pull: the vectors of a version, which the server holds until the client has read them."""
-
-    token: int
-    version: int
-    buffers: Float64 | None
-    parts: Sequence[Ref]
-
-
-class RemoteTask(NamedTuple):
-    """The result of `ServerHandle.checkout`."""
-
-    id: str  #: for `pull` and `push`
-    client: ClientId
-    version: int  #: that the client trains from
-
-
 @dataclass(frozen=True)
 class ServerHandle:
     """The result of `Server.handle`: a server for tasks and actors of Ray, to which it can be sent.
@@ -107,8 +86,12 @@ class ServerHandle:
     Slices of vectors go from the client to the shards, or from the shards to the client, and only facts to the process
     that has the server. The calls raise the errors that the server raises; those of classes that are neither afflux's
     nor Python's, for example of an `on_step`, as an AffluxError with their text. They raise a BusyError while 100,000
-    requests wait for the server's process, and an AffluxError if that process has ended, the server was deleted, or a
-    request or reply cannot be unpickled where it arrives.
+    requests wait for the server's process, and an AffluxError if that process has ended, the server was deleted, an
+    argument cannot be sent, or a request or reply cannot be read where it arrives.
+
+    Arguments are sent to the server's process as numbers (ints of at most 64 bits), texts, lists and dicts, a model's
+    buffers as bytes, errors by their names and messages; no object of a caller's class is. NumPy's numbers, and arrays
+    without dimensions, become Python's. Ray carries the slices, as arrays of NumPy, and the handle itself.
     """
 
     _mailbox: Any
@@ -124,8 +107,9 @@ class ServerHandle:
 
     def checkout(self, client: ClientId, *, lease: float | None = None, hold: bool = True) -> RemoteTask:
         """Open a task, see `Server.checkout`."""
-        reply: RemoteTask = self._ask("checkout", {"client": client, "lease": lease, "hold": hold})
-        return reply
+        request = Checkout(**_plain("checkout", client=client, lease=lease, hold=hold))
+        task: RemoteTask = self._request(request, RemoteTask)
+        return task
 
     def push(self, **arguments: Any) -> Receipt:
         """Push a client's update, gradient or model, see `Server.push`.
@@ -142,22 +126,16 @@ class ServerHandle:
         Cost: a reply of the server's process, one of all shards at once, which take the slices, and a reply of the
         server's process. Before the first reply it waits for all shards once.
         """
-        if isinstance(arguments.get("version"), Pulled):
-            arguments["version"] = arguments["version"].version
-        if isinstance(arguments.get("task"), RemoteTask):
-            arguments["task"] = arguments["task"].id
-        kinds = [kind for kind in KINDS if arguments.get(kind) is not None]
-        pieces: Sequence[Any] = ()
-        if len(kinds) == 1:
-            pieces = self._pieces(kinds[0], arguments)
-        for kind in kinds:
-            arguments[kind] = None
-        reply = self._ask("push", {**arguments, "kinds": kinds})
-        if isinstance(reply, SliceCalls):
-            calls = {k: call._replace(arguments=(pieces[k], *call.arguments)) for k, call in reply.calls.items()}
-            reply = self._request(Continuation(reply.token, self._results(calls)))
-        receipt: Receipt = reply
-        return receipt
+        vectors = {kind: arguments.pop(kind) for kind in KINDS if arguments.get(kind) is not None}
+        buffers, pieces, values = arguments.pop("buffers", None), list[Any](), None
+        if len(vectors) == 1:
+            pieces, values = self._pieces(*next(iter(vectors.items())), buffers, arguments.get("client"))
+        request = Push((*vectors,), _plain("push", **arguments), values, self._timeout)
+        reply: SliceWrites | PushResult = self._request(request, SliceWrites, PushResult)
+        if isinstance(reply, SliceWrites):
+            reply = self._request(self._written(pieces, reply.writes), PushResult, token=reply.token)
+        assert isinstance(reply, PushResult)
+        return reply.receipt
 
     def pull(self, begin: int = 0, end: int | None = None, *, task: RemoteTask | str | None = None) -> Pulled:
         """Return the newest version, or that of a task, or some elements of it.
@@ -180,83 +158,68 @@ class ServerHandle:
         end = size if end is None else end
         if not 0 <= begin < end <= size:
             raise AffluxError(f"[pull] elements {begin} to {end} are not among the {size} of params")
-        reply = self._ask("pull", {"task": task.id if isinstance(task, RemoteTask) else task})
-        assert isinstance(reply, VersionParts)
+        reply: VersionParts = self._request(Pull(_plain("pull", task=task)["task"], self._timeout), VersionParts)
         ranges = [(k, max(begin - at.start, 0), min(end, at.stop) - at.start) for k, at in enumerate(self._spans)]
         calls = {
             k: Call(Ref(0), "piece", (reply.parts[k], start, stop), {}) for k, start, stop in ranges if start < stop
         }
-        pieces = self._results(calls)
-        self._send(Continuation(reply.token, None))
-        if isinstance(pieces, Failure):
-            raise AffluxError(f"[pull] the slices of version {reply.version} were not read in time: {pieces.error}")
+        try:
+            pieces = self._connection.settled(calls)
+        except Exception as error:
+            raise AffluxError(f"[pull] the slices of version {reply.version} were not read in time: {error}") from None
+        finally:
+            self._send(Done(), reply.token)
         params = np.concatenate([pieces[k] for k in sorted(pieces)])
         params.flags.writeable = False
         return Pulled(params, reply.version, reply.buffers)
 
-    def _pieces(self, kind: str, arguments: dict[str, Any]) -> Sequence[Any]:
-        """Return the slice of a push's vector for each part; the model's buffers become an argument of their own."""
-        ray, adapter, vector = import_ray(), self._adapter, arguments[kind]
+    def _pieces(self, kind: Kind, vector: Any, buffers: Any, client: Any) -> tuple[list[Any], Float64 | None]:
+        """Return the slice of a push's vector for each part, and the model's buffers."""
+        ray, adapter, values = connected_ray(), self._adapter, None
         if isinstance(vector, ray.ObjectRef):
             vector = ray.get(vector)
-        client = arguments.get("client")
         whose = f"[push] client {brief(client)}'s" if client is not None else "[push] the task's"
         what = f"{whose} {kind}"
         if kind != "model" and (is_module(vector) or is_state_dict(vector)):
             raise AffluxError(f"{what} is a module or its state_dict, which holds the client's params: use model=")
         parts = adapter.parts(what, vector)
         if adapter.layout is not None and adapter.layout.apart:
-            model = vector if kind == "model" else None
-            arguments["buffers"] = adapter.buffers(whose, model, arguments.get("buffers"))
+            values = adapter.buffers(whose, vector if kind == "model" else None, buffers)
         arrays = [on_host(each) if on_gpu(each) else each for each in (parts if isinstance(parts, list) else [parts])]
-        return flat_pieces(arrays, self._spans)
+        return flat_pieces(arrays, self._spans), values
 
-    def _results(self, calls: Mapping[int, Call]) -> dict[int, Any] | Failure:
-        """Return the results of the shards; or the first error."""
+    def _written(self, pieces: Sequence[Any], writes: Sequence[SliceWrite]) -> Message:
+        """Write the slices; return what the shards have found in them, or the first error."""
+        calls = {
+            k: Call(plane, "ingest", (pieces[k], slot, num_threads, conversion and Conversion(*conversion)), {})
+            for k, (plane, slot, num_threads, conversion) in enumerate(writes)
+        }
         try:
-            return self._connection.settled(calls)
+            return Written(tuple([facts for _, facts in sorted(self._connection.settled(calls).items())]))
         except Exception as error:
-            return Failure(error.with_traceback(None))
+            return Failed.of(error)
 
-    def _ask(self, name: str, arguments: dict[str, Any]) -> Any:
-        return self._request(FirstRequest(name, arguments, self._timeout))
-
-    def _request(self, request: FirstRequest | Continuation) -> Any:
-        ray = import_ray()
+    def _request(self, request: Message, *kinds: type[Message], token: int | None = None) -> Any:
+        """Return the reply to a request, of one of these kinds; a request with a token is a second one."""
+        ray = connected_ray()
         try:
-            data = ray.get(self._send(request))
+            data = ray.get(self._send(request, token))
         except ray.exceptions.RayActorError:
             raise AffluxError("[handle] the server's process has ended, or the server was deleted") from None
-        reply = unpacked(data, "the client cannot read the reply")
-        if isinstance(reply, Failure):
-            raise reply.error
+        reply = decode(data, "the client cannot read the reply", *kinds, Failed)
+        if isinstance(reply, Failed):
+            raise reply.error()
         return reply
 
-    def _send(self, request: FirstRequest | Continuation) -> Any:
+    def _send(self, request: Message, token: int | None = None) -> Any:
         """Send a request; return the reference of its reply."""
-        token = request.token if isinstance(request, Continuation) else None
         connected_ray()
-        return self._mailbox.ask.remote(token, packed(request))
+        return self._mailbox.ask.remote(token, encode(request))
 
 
-def packed(value: Any) -> bytes:
-    """Return the pickle of a request or reply."""
-    data: bytes = import_ray().cloudpickle.dumps(value)
-    return data
-
-
-def unpacked(data: bytes, problem: str) -> Any:
-    """Return a request or reply.
-
-    Raises:
-        AffluxError: this process cannot unpickle it: the problem, and the error.
-    """
-    try:
-        return import_ray().cloudpickle.loads(data)
-    except Exception as error:
-        raise AffluxError(f"[handle] {problem}: {error_text(error)}") from None
-
-
-def error_text(error: BaseException) -> str:
-    """Return the class and the message of an error, also if its `__str__` fails."""
-    return "".join(format_exception_only(error)).strip()
+def _plain(op: str, /, **arguments: Any) -> dict[str, Any]:
+    """Return arguments as plain data: of a task its id, and of a pulled version its number."""
+    for name, kind, field in (("task", RemoteTask, "id"), ("version", Pulled, "version")):
+        if isinstance(arguments.get(name), kind):
+            arguments[name] = getattr(arguments[name], field)
+    return {name: plain(f"[{op}] {name}", value) for name, value in arguments.items()}

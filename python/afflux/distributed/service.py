@@ -8,21 +8,36 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import TIMEOUT_MAX, Thread
 from typing import Any
 from weakref import finalize, ref
 
 from afflux.aggregation.reports import Opened, Pulled
 from afflux.aggregation.sharded_plane import Shards
 from afflux.distributed.connection import connected_ray, kill
-from afflux.distributed.handle import RemoteTask, SliceCalls, VersionParts, error_text, packed, unpacked
-from afflux.distributed.shard import Call, Failure
+from afflux.distributed.messages import (
+    Checkout,
+    Done,
+    Failed,
+    Message,
+    Pull,
+    Push,
+    PushResult,
+    RemoteTask,
+    SliceWrites,
+    VersionParts,
+    Written,
+    decode,
+    encode,
+    error_text,
+)
+from afflux.distributed.shard import Call
 from afflux.ops.errors import AffluxError, PlaneError
 from afflux.ops.validation import brief
 from afflux.server.server import Server
 from afflux.server.versions import VersionReading
 
-#: What is wrong if a request cannot be unpickled.
+#: What is wrong if a request cannot be read.
 UNREADABLE = "the server's process cannot read the request"
 
 
@@ -37,55 +52,57 @@ class Exchange:
     def run(self, server: Server) -> None:
         """Answer the first request, and those that follow it."""
         try:
-            request = unpacked(self._request, UNREADABLE)
-            self._timeout = request.timeout
-            answer: Callable[..., Any] = getattr(self, f"_{request.name}")
-            reply = packed(answer(server, **request.arguments))
+            request = decode(self._request, UNREADABLE, Checkout, Push, Pull)
+            reply = encode(self._answer(server, request))
         except BaseException as error:
-            reply = packed(Failure(_sendable(error)))
+            reply = encode(Failed.of(error))
+            error.__context__ = error.__cause__ = error.__traceback__ = None  # frames of them would keep the server
         self._reply(reply)
 
     def _reply(self, reply: bytes) -> None:
         if self._number >= 0:
             self._service.reply(self._number, reply)
 
-    def next(self, message: Callable[[int], Any]) -> Any:
-        """Reply with a message that has the token of this exchange.
+    def next(self, message: Callable[[int], Message], *kinds: type[Message]) -> Any:
+        """Reply with a message that has the token of this exchange. Return the client's next request.
 
-        Return the results in the client's next request; a Failure if that did not come in time.
+        Raises:
+            AffluxError: it did not come in time, or is of none of these kinds.
         """
-        token, waiting, seconds = next(self._service.tokens), self._service.waiting, self._timeout
-        reply = packed(message(token))
+        token, waiting = next(self._service.tokens), self._service.waiting
+        reply = encode(message(token))
         waiting[token] = self._inbox
         self._reply(reply)
         self._number = -1
         try:
-            self._number, continuation = self._inbox.get(timeout=seconds)
+            self._number, request = self._inbox.get(timeout=self._timeout)
         except Empty:
             if waiting.pop(token, None) is not None:
-                return Failure(AffluxError(f"the client has not sent all slices within {seconds:g} seconds (timeout)"))
-            self._number, continuation = self._inbox.get()  # it comes now
-        return unpacked(continuation, UNREADABLE).results
+                late = f"the client has not sent all slices within {self._timeout:g} seconds (timeout)"
+                raise AffluxError(late) from None
+            self._number, request = self._inbox.get()  # it comes now
+        return decode(request, UNREADABLE, *kinds)
 
-    def _checkout(self, server: Server, **arguments: Any) -> RemoteTask:
-        task = server.checkout(**arguments)
-        return RemoteTask(task.id, task.client, task.version)
-
-    def _push(self, server: Server, kinds: list[str], **arguments: Any) -> Any:
-        vectors = {kind: RemoteSlices(server._adapter.size, self) for kind in kinds}
-        return server.push(**{**arguments, **vectors})
-
-    def _pull(self, server: Server, task: str | None) -> None:
+    def _answer(self, server: Server, request: Checkout | Push | Pull) -> Message:
+        if isinstance(request, Checkout):
+            task = server.checkout(request.client, lease=request.lease, hold=request.hold)
+            return RemoteTask(task.id, task.client, task.version)
+        self._timeout = min(request.timeout, TIMEOUT_MAX)
+        if isinstance(request, Push):
+            vectors: dict[str, Any] = {kind: RemoteSlices(server._adapter.size, self) for kind in request.kinds}
+            return PushResult(server.push(**request.arguments | vectors | {"buffers": request.buffers}))
         aggregator = server._aggregator
         aggregator.enter("pull")
         with VersionReading(aggregator):
-            self._show(server, task)  # a round that waits for the end of this block finds the version released
+            self._show(server, request.task)  # a round that waits for the end of this block finds the version released
+        return Done()
 
-    def _show(self, server: Server, task: str | None) -> None:
+    def _show(self, server: Server, task: Any) -> None:
         """Let the client read a version."""
         version = server._aggregator.locked(lambda: _version(server, task))
         self._service.wait_for_shards()  # they have made the version before the client's message comes
-        self.next(lambda token: VersionParts(token, version.version, version.buffers, version.params.parts))
+        parts = tuple(version.params.parts)
+        self.next(lambda token: VersionParts(token, version.version, version.buffers, parts), Done)
 
 
 class RemoteSlices:
@@ -101,11 +118,13 @@ class RemoteSlices:
         Raises:
             AffluxError: the client did not make them in time, or one has failed.
         """
-        results = self._exchange.next(lambda token: SliceCalls(token, {**calls}))
-        if isinstance(results, Failure):
-            raise results.error
-        written: dict[int, Any] = results
-        return written
+        writes = tuple([(calls[k].target, *calls[k].arguments) for k in range(len(calls))])
+        written = self._exchange.next(lambda token: SliceWrites(token, writes), Written, Failed)
+        if isinstance(written, Failed):
+            raise written.error()
+        if len(written.facts) != len(writes):
+            raise AffluxError(f"the client has facts of {len(written.facts)} slices, of {len(writes)}")
+        return dict(enumerate(written.facts))
 
 
 class Service:
@@ -138,7 +157,7 @@ class Service:
                 inbox.put((number, request))
             else:
                 late = "[handle] the slices came too late: their slot was given up (timeout)"
-                self.reply(number, packed(Failure(AffluxError(late))))
+                self.reply(number, encode(Failed.of(AffluxError(late))))
 
     def _begin(self, number: int, request: bytes) -> None:
         """Answer a first request in a thread of its own."""
@@ -150,17 +169,7 @@ class Service:
             Thread(target=exchange.run, args=(server,), name="afflux-handle", daemon=True).start()
         except Exception as error:  # the process has too many threads
             problem = f"[handle] the server's process cannot answer the request: {error_text(error)}"
-            self.reply(number, packed(Failure(AffluxError(problem))))
-
-
-def _sendable(error: BaseException) -> Exception:
-    """Return an error that clients can read."""
-    if isinstance(error, Exception) and type(error).__module__.partition(".")[0] in ("afflux", "builtins"):
-        error.__context__ = error.__cause__ = None  # frames of them would keep the server
-        with suppress(Exception):
-            unpacked(packed(error), "an error")
-            return error.with_traceback(None)
-    return AffluxError(f"[handle] {error_text(error)}")
+            self.reply(number, encode(Failed.of(AffluxError(problem))))
 
 
 def _version(server: Server, task_id: str | None) -> Pulled:
