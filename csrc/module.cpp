@@ -13,6 +13,7 @@
 #include "afflux.h"
 #include "afflux/afflux.hpp"
 #include "apply.hpp"
+#include "array_table.hpp"
 #include "arrays.hpp"
 #include "buffers.hpp"
 #include "checksums.hpp"
@@ -253,6 +254,7 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
       "choose_policy", [](const std::string& text) { choose_policy(policy_of(text, "[choose_policy] text")); },
       py::arg("text"));
   module.def("processor_family", processor_family);
+  bind_array_table(module);
   bind_buffers(module);
   bind_columns(module);
   bind_ledger(module);

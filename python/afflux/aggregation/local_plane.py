@@ -15,7 +15,7 @@ from afflux.aggregation.cache.staging import NewRows
 from afflux.aggregation.plane import DataPlane, Parts, PlaneOptions, RoundPlan, Slot
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import device_of
-from afflux.arrays.interop import all_own, engine_holds_own, first_beyond, is_torch, on_host
+from afflux.arrays.interop import as_held, first_beyond, on_host
 from afflux.arrays.pools import Draft, Slots, Vector, Versions
 from afflux.rules.rule import Float64, Int64
 
@@ -110,10 +110,7 @@ class LocalPlane(DataPlane):
         conversion: ops.Conversion | None,
         shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> Any:
-        # Arrays with shapes are `Found`, and so of `all_own`; others are detached.
-        if not (engine_holds_own() and (shapes is not None or all_own(arrays))):
-            arrays = [array.detach() if is_torch(array) else array for array in arrays]
-        return ops.Parts(arrays, borders, conversion, self.slots.dtype, shapes)
+        return ops.Parts(as_held(arrays), borders, conversion, self.slots.dtype, shapes)
 
     def first_beyond(self, vector: Any, most: float) -> int | None:
         return first_beyond(vector, most)

@@ -9,12 +9,11 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from afflux._engine import unflatten, unready
+from afflux._engine import all_own, unflatten, unready
 from afflux.arrays.interop import (
     FLOATS,
     REAL,
     Array,
-    all_own,
     count_writes,
     fill,
     first_overflow,

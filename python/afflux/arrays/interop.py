@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
-from afflux._engine import Buffer, Parts, Pool
+from afflux._engine import Buffer, Parts, Pool, all_own
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import dtype_name, raise_if_from_signal
 
@@ -110,26 +110,14 @@ def is_parameter(array: Array) -> bool:
     return is_torch(array) and isinstance(array, sys.modules["torch"].nn.Parameter)
 
 
-def all_own(values: Iterable[object]) -> bool:
-    """Return whether the type of each value is np.ndarray, torch.Tensor or torch.nn.Parameter, and no other subclass.
-    torch is not imported.
-    """
-    kinds = set(map(type, values))
-    if len(_own) == 1 and not kinds <= _own:  # torch may have been imported since the last call
-        parameter = getattr(sys.modules.get("torch.nn.parameter"), "Parameter", None)
-        _own.update(() if parameter is None else (sys.modules["torch"].Tensor, parameter))
-    return kinds <= _own
-
-
-def engine_holds_own() -> bool:
-    """Return whether the engine holds the memory of arrays of `all_own` while it reads them: one may be given other
-    memory (set_, .data =). It does so if torch has the C functions of DLPack.
+def as_held(arrays: list[Array]) -> list[Array]:
+    """Return arrays whose memory the engine holds while it reads them: a tensor may be given other memory (set_,
+    .data =), but not the tensor that its detach() returns. With the C functions of DLPack the engine holds it.
     """
     torch = sys.modules.get("torch")
-    return torch is None or hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-
-
-_own: set[type] = {np.ndarray}
+    if torch is None or (hasattr(torch.Tensor, "__dlpack_c_exchange_api__") and all_own(arrays)):
+        return arrays
+    return [array.detach() if is_torch(array) else array for array in arrays]
 
 
 def memory_of(array: Array) -> tuple[Any, ...] | None:

@@ -25,7 +25,7 @@ from afflux.arrays.fields import (
 )
 from afflux.arrays.interop import Array
 from afflux.arrays.libraries import is_keras, keras_variables
-from afflux.arrays.matching import Found, Matcher
+from afflux.arrays.matching import Matcher
 from afflux.arrays.modules import is_module, is_read_by_state_dict
 from afflux.arrays.roles import Roles, declared_names, named_buffers, require_averages, roles_of, unknown_statistics
 from afflux.arrays.selection import Select, selected
@@ -231,10 +231,6 @@ class Layout:
         gets the tree's own arrays.
         """
         return self._parameter_matcher.ready(tree, floats=True, originals=originals)
-
-    def _found(self, tree: Tree) -> Found | list[Array]:
-        """Find the arrays as `_float_parts` does, for `Host.ingest`; see `Matcher.found`."""
-        return self._parameter_matcher.found(tree)
 
     def arrays(self, tree: Tree) -> dict[str, Array]:
         """Return the arrays of a tree by name: parameters, then buffers. The tree must hold all of these.

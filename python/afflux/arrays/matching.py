@@ -2,10 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from operator import eq
-from typing import Any, NamedTuple
+from typing import Any
 
-from afflux._engine import unready
+from afflux._engine import ArrayTable, all_own, unready
 from afflux.arrays import interop, trees
 from afflux.arrays.fields import Alias, Field, Places
 from afflux.arrays.interop import Array
@@ -21,16 +20,6 @@ from afflux.arrays.modules import (
 )
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import reads
-
-
-class Found(NamedTuple):
-    """Arrays of a tree, in a layout's order. The engine checks their types and shapes in the pass in which it reads
-    them. If the engine refuses them, `Matcher.ready` converts them, or raises an error with the reason.
-    """
-
-    arrays: list[Array]
-    shapes: tuple[tuple[int, ...], ...]
-    tree: Any
 
 
 class Matcher:
@@ -60,13 +49,17 @@ class Matcher:
         self._known = frozenset((*all_names, *(alias.name for alias in aliases)))
         index = {name: place for place, name in enumerate(names)}
         self._copies = [(alias, index[alias.of]) for alias in aliases if alias.of in index]
-        self._partial, self._in_order = partial, in_order
+        self._partial = partial
         self._wanted = _Wanted(self._known) if partial else None
         places = [int(name) for name in names if name.isdecimal()]
         in_list = [str(place) for place in places] == [*names]
-        self._places = places if in_list else []  # indices in a flat list
+        self._may_be_bare = in_order and not (in_list and names)
         is_list = set(all_names) == {str(place) for place in range(len(all_names))}
-        self._longest = len(all_names) if is_list else 0  # length of a flat list without unknown arrays
+        longest = len(all_names) if is_list else 0  # length of a flat list without unknown arrays
+        known = None if partial else self._known
+        self._table = ArrayTable(names, self._shapes, known, places if in_list else [], longest, in_order)
+        #: Returns whether a tree is a flat list of the wanted arrays alone, in their order, for a layout with names.
+        self.is_bare = self._table.is_bare
 
     def _named(self, leaves: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arrays of a tree by the layout's names: exact names, or else names without those of wrappers.
@@ -110,15 +103,6 @@ class Matcher:
             interop.check_shape(name, array, shape)
         return self._equal(tree, arrays, leaves) if equal and self._copies else arrays
 
-    def found(self, tree: Any) -> Found | list[Array]:
-        """Return the wanted arrays: if `_quick` finds them, of any shape and type, else the result of `ready`."""
-        arrays, leaves = self._quick(tree)
-        if arrays is None:
-            return self.ready(tree, floats=True)
-        if self._copies:
-            self._equal(tree, arrays, leaves)
-        return Found(arrays, self._shapes, tree)
-
     @reads("[layout] tree")
     def ready(self, tree: Any, *, floats: bool = False, originals: list[Array] | None = None) -> list[Array]:
         """Return the wanted arrays as the engine reads them, see `interop.ready`. `originals` gets the tree's own.
@@ -127,7 +111,9 @@ class Matcher:
             AffluxError: as `find` with `equal`; an array has a wrong dtype (with `floats` also that of integers or
                 bools), or no memory.
         """
-        arrays, leaves = self.located(tree)
+        arrays, leaves = self._quick(tree)
+        if arrays is None:
+            arrays, leaves = self._walked(tree)
         if originals is not None:
             originals += arrays
         unready_indices = unready(arrays, self._shapes)
@@ -151,7 +137,7 @@ class Matcher:
         arrays, leaves = self._quick(tree)
         return self._walked(tree) if arrays is None else (arrays, leaves)
 
-    def _quick(self, tree: Any) -> tuple[list[Array] | None, dict[Any, Any] | None]:
+    def _quick(self, tree: Any) -> tuple[list[Array] | None, Mapping[str, Any] | None]:
         """Return the wanted arrays of a torch module, or of a flat dict or list of NumPy's or torch's own arrays; and
         all arrays by name, None for a list. The wanted arrays are None for any other tree, and if the tree lacks one or
         holds an unknown array.
@@ -159,39 +145,10 @@ class Matcher:
         if is_module(tree) and not is_keras(tree):
             parameters, buffers = members(tree)
             tree = parameters | buffers
-        kind = type(tree)
-        # No other types: a defaultdict, for example, creates missing entries.
-        if kind is dict or kind is OrderedDict:
-            return self._looked_up(tree), tree
-        return (self._listed(tree) if kind is list or kind is tuple else None), None
-
-    def _looked_up(self, tree: dict[Any, Any]) -> list[Array] | None:
-        """Return the wanted arrays of a flat dict; None as in `_quick`."""
-        if not interop.all_own(tree.values()):
-            return None
-        try:
-            arrays = [tree[name] for name in self.names]
-        except KeyError:
-            leaves = self._with_first_names(tree) if self._copies else tree
-            return self._looked_up(leaves) if len(leaves) > len(tree) else None
-        return arrays if self._partial or len(tree) == len(arrays) or tree.keys() <= self._known else None
-
-    def _listed(self, tree: Sequence[Any]) -> list[Array] | None:
-        """Return the wanted arrays of a flat list; None as in `_quick`."""
-        if self.is_bare(tree):
-            return [*tree]
-        if not self._places or not interop.all_own(tree) or (not self._partial and len(tree) > self._longest):
-            return None
-        try:
-            return [tree[place] for place in self._places]
-        except IndexError:
-            return None
-
-    def is_bare(self, tree: Any) -> bool:
-        """Return whether a tree is a flat list of the wanted arrays alone, in their order, for a layout with names."""
-        if type(tree) not in (list, tuple) or self._places or not self._in_order or len(tree) != len(self.names):
-            return False
-        return interop.all_own(tree) and all(map(eq, (tuple(array.shape) for array in tree), self._shapes))
+        arrays, leaves = self._table.find(tree), tree if type(tree) in (dict, OrderedDict) else None
+        if arrays is None and self._copies and leaves is not None:
+            arrays = self._table.find(self._with_first_names(leaves))
+        return arrays, leaves
 
     def _require_bare(self, tree: Sequence[Any]) -> None:
         """Raise AffluxError with the reason why a flat list is none of the wanted arrays."""
@@ -215,7 +172,7 @@ class Matcher:
         unknown = self._unknown(leaves)
         surplus = f"the tree holds {listed(unknown)}, which the layout does not"
         advice = self._advice(tree, missing, unknown) if missing or unknown else ""
-        nameless = type(tree) in (list, tuple) and self._in_order and not self._places
+        nameless = type(tree) in (list, tuple) and self._may_be_bare
         if missing and nameless and all(array is None or hasattr(array, "shape") for array in tree):
             self._require_bare(tree)
         if missing:
@@ -241,7 +198,7 @@ class Matcher:
 
     def leaves(self, tree: Any) -> Mapping[str, Any]:
         """Return the arrays of a tree by the layout's names; it may hold others, too."""
-        flat = type(tree) in (dict, OrderedDict) and interop.all_own(tree.values())
+        flat = type(tree) in (dict, OrderedDict) and all_own(tree.values())
         return self._named(tree) if flat and all(type(name) is str for name in tree) else self._all(tree)
 
     def _all(self, tree: Any) -> Mapping[str, Any]:

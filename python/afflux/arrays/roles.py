@@ -69,9 +69,14 @@ def require_averages(
         most: the largest magnitude of a value.
     """
     for name, array in arrays.items():
-        is_declared = name in declared or name.rpartition(".")[2] in STATISTICS
+        is_declared = name in declared or is_known_statistic(name)
         if roles[name] == "statistic" and not is_declared and not can_be_averaged(name, array, most):
             roles[name] = "constant"
+
+
+def is_known_statistic(name: str) -> bool:
+    """Return whether an array has the name of a statistic of torch or Keras, whose values need not be looked at."""
+    return name.rpartition(".")[2] in STATISTICS
 
 
 def can_be_averaged(name: str, array: Array, most: float) -> bool:

@@ -153,7 +153,7 @@ def build(node: Node, arrays: Mapping[str, Any]) -> Any:
 def _build(node: Node, arrays: Mapping[str, Any]) -> Any:
     if not isinstance(node, Branch):
         return None if node is None else arrays.get(node, _GONE)
-    children = [_build(child, arrays) for child in node.nodes]
+    children = [arrays.get(child, _GONE) if type(child) is str else _build(child, arrays) for child in node.nodes]
     if children and all(child is _GONE for child in children):
         return _GONE
     if node.kind == "dict":

@@ -8,7 +8,7 @@ from contextlib import suppress
 from math import isfinite
 from typing import Any, NoReturn
 
-from afflux.arrays.interop import all_own
+from afflux._engine import all_own
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_float, brief, zero_dim
 

@@ -1,21 +1,20 @@
 """`aggregate`: the mean of models or updates, without a server."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import chain
 from sys import float_info
 from typing import Any
 
 import numpy as np
 
 from afflux import ops
+from afflux._engine import has_float64, structure
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.statistics import mixed_buffers
 from afflux.arrays.fields import write_all
-from afflux.arrays.interop import FLOATS, first_beyond, is_same, is_torch, readable_copy, types_of
+from afflux.arrays.interop import FLOATS, as_held, first_beyond, is_same, is_torch, readable_copy, types_of
 from afflux.arrays.layout import Layout, Tree
-from afflux.arrays.roles import Roles, warn_of_means
+from afflux.arrays.roles import Roles, is_known_statistic, warn_of_means
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.exact import ordered_sum
 from afflux.ops.validation import a_thread_count, optional, unreadable
@@ -79,18 +78,21 @@ def aggregate(
         return mean["it"]
     threads = ops.threads(optional(a_thread_count)("aggregate", "num_threads", num_threads), "aggregate")
     numbers = _shares(weights, len(inputs))
-    with _errors_of("trees[0]"):
-        layout = Layout.of(inputs[0], roles=roles)
-        adapter, _ = InputAdapter.of(inputs[0], "update", threads, layout)
-    _warn_once(layout.unknown_statistics)
-    if adapter.plane.gpu is not None:
-        raise UnavailableError(f"[aggregate] trees is on {adapter.plane.gpu}: use a Server")
-    memory = list[Memory]()
-    read = [_read(i, tree, adapter, memory) for i, tree in enumerate(inputs)]
+    adapter = _adapter_of(inputs[0], roles, threads)
+    layout, memory = adapter.layout, list[Memory]()
+    assert layout is not None  # of a tree
+    try:
+        read = [_read(tree, adapter, memory) for tree in inputs]
+    except (AffluxError, UnavailableError) as error:
+        raise _about(f"trees[{len(memory)}]", error) from None
+    for i, (_, vector) in enumerate(read if layout.averaged_size else ()):
+        bad = None if vector is None else first_beyond(vector[: layout.averaged_size], float_info.max)
+        if bad is not None:
+            raise AffluxError(f"[aggregate] trees[{i}] has a non-finite value{within(layout.buffers, bad)}")
     buffers = mixed_buffers(
         "update", read[0][1], [vector for _, vector in read], numbers, [True] * len(read), 1.0, layout.averaged_size
     )
-    dtype = "float64" if "float64" in types_of(chain(*(arrays for arrays, _ in read))) else "float32"
+    dtype = "float64" if any(has_float64(arrays) for arrays, _ in read) else "float32"
     target: Any = np.zeros(layout.size, dtype)
     if out is not None:
         adapter.copy_out("aggregate", Pulled(target, 0, buffers), out, check=True)
@@ -98,8 +100,10 @@ def aggregate(
     require_own_memory("aggregate", "trees[{}]".format, memory)
     _sweep([ops.Parts(arrays, layout._borders, dtype=dtype) for arrays, _ in read], numbers, target, layout, threads)
     if out is None:
-        with _errors_of("the mean"):
+        try:
             return adapter.copied_tree(Pulled(target, 0, buffers), copy=False)
+        except (AffluxError, UnavailableError) as error:
+            raise _about("the mean", error) from None
     if not isinstance(target, ops.Parts):
         adapter.copy_out("aggregate", Pulled(target, 0, buffers), out)
     elif layout.apart:
@@ -107,14 +111,36 @@ def aggregate(
     return out
 
 
-@contextmanager
-def _errors_of(subject: str) -> Iterator[None]:
-    """Convert errors about one tree to errors of `aggregate` about `subject`."""
+#: Adapters for trees that are alike, by what `structure` returns and the number of threads.
+_adapters: dict[Any, InputAdapter] = {}
+_MOST_ADAPTERS = 64
+
+
+def _adapter_of(tree: Tree, roles: Roles | None, threads: int) -> InputAdapter:
+    """Return an adapter for trees like this one. It is kept if it depends on names, shapes and types alone."""
+    key = None if roles is not None or (alike := structure(tree)) is None else (alike, threads)
+    if key is not None and (kept := _adapters.get(key)) is not None:
+        return kept
     try:
-        yield
+        layout = Layout.of(tree, roles=roles)
+        adapter, _ = InputAdapter.of(tree, "update", threads, layout)
     except (AffluxError, UnavailableError) as error:
-        problem = str(error).removeprefix("[Server] params: ").removeprefix("[aggregate] ")
-        raise type(error)(f"[aggregate] {subject}: {problem}") from None
+        raise _about("trees[0]", error) from None
+    _warn_once(layout.unknown_statistics)
+    if adapter.plane.gpu is not None:
+        raise UnavailableError(f"[aggregate] trees is on {adapter.plane.gpu}: use a Server")
+    depends_on_values = layout.copied or layout.constants or layout.locals or layout.aliases
+    if key is not None and not depends_on_values and all(is_known_statistic(field.name) for field in layout.buffers):
+        if len(_adapters) >= _MOST_ADAPTERS:
+            _adapters.clear()
+        _adapters[key] = adapter
+    return adapter
+
+
+def _about(subject: str, error: Exception) -> Exception:
+    """Return the error of `aggregate` about `subject`, of an error about one tree."""
+    problem = str(error).removeprefix("[Server] params: ").removeprefix("[aggregate] ")
+    return type(error)(f"[aggregate] {subject}: {problem}")
 
 
 def _listed(trees: object) -> list[Any]:
@@ -141,20 +167,16 @@ def _shares(weights: object, count: int) -> Float64:
     return numbers if abs(total - 1.0) <= count * float_info.epsilon else numbers / total
 
 
-def _read(i: int, tree: Tree, adapter: InputAdapter, memory: list[Memory]) -> tuple[list[Any], Float64 | None]:
+def _read(tree: Tree, adapter: InputAdapter, memory: list[Memory]) -> tuple[list[Any], Float64 | None]:
     """Return the parameters and the buffers of a tree; `memory` gets its own arrays."""
     layout, originals = adapter.layout, list[Any]()
     assert layout is not None
-    with _errors_of(f"trees[{i}]"):
-        arrays = layout._float_parts(tree, originals)
-        memory.append(adapter.memory(tree, originals, tree, None))
-        if layout.constants:
-            adapter.constants.check(layout._leaves(tree))
-        buffers = layout.flatten_buffers(tree) if layout.buffers_size else None
-    bad = None if buffers is None else first_beyond(buffers[: layout.averaged_size], float_info.max)
-    if bad is not None:
-        raise AffluxError(f"[aggregate] trees[{i}] has a non-finite value{within(layout.buffers, bad)}")
-    return [array.detach() if is_torch(array) else array for array in arrays], buffers
+    arrays = as_held(layout._float_parts(tree, originals))
+    if layout.constants:
+        adapter.constants.check(layout._leaves(tree))
+    buffers = layout.flatten_buffers(tree) if layout.buffers_size else None
+    memory.append(adapter.memory(tree, originals, tree, None))
+    return arrays, buffers
 
 
 def _parts_of(out: Tree, layout: Layout) -> ops.Parts | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux._engine import RowCheck, shared_memory
+from afflux._engine import RowCheck, all_own, shared_memory
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.local_plane import LocalPlane, plane_like
 from afflux.aggregation.plane import DataPlane, Draft, Slot, Vector
@@ -20,7 +20,6 @@ from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.constants import Constants, np_dtype
 from afflux.arrays.fields import Field, Places, Write, check_copied, from_words, write_all
 from afflux.arrays.interop import (
-    all_own,
     first_beyond,
     immutable_copy,
     in_numpy,
@@ -33,7 +32,7 @@ from afflux.arrays.interop import (
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.libraries import children, is_keras, rebuilder
 from afflux.arrays.likeness import Like
-from afflux.arrays.matching import Found, with_local
+from afflux.arrays.matching import with_local
 from afflux.arrays.modules import QUANTISED, has_attribute, is_module, is_quantised
 from afflux.ops.errors import AffluxError, PlaneError, StoreError, UnavailableError
 from afflux.ops.validation import MOST_ELEMENTS, as_text, brief, raise_if_from_signal, reads, unreadable
@@ -105,27 +104,23 @@ class InputAdapter:
             raise UnavailableError(f"[Server] params is on {self.plane.gpu}, and plane on the CPU")
         return replace(self, plane=plane)
 
-    def parts(self, subject: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
-        """Return the array, or the tree's arrays (see Layout.parts), that form the flat vector."""
+    def parts(
+        self, subject: str, vector: "ops.Array | Tree", originals: list[ops.Array] | None = None
+    ) -> "ops.Array | list[ops.Array]":
+        """Return the array, or the tree's arrays (see Layout.parts), that form the flat vector; `originals` gets the
+        tree's own arrays.
+        """
         try:
-            return self._parts(subject, vector)
+            return self._parts(subject, vector, originals)
         except Exception as error:
             unreadable(subject, error)
 
-    def found(self, subject: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
-        """Return the parts for `ingest`, which checks the arrays of a tree while it reads them, where possible."""
-        if self.layout is None or not self.plane.reads_in_place or not is_tree(vector):
-            return self.parts(subject, vector)
-        try:
-            return self.layout._found(vector)
-        except Exception as error:
-            raise_if_from_signal(error)
-            return self.parts(subject, vector)  # raises an error with the reason
-
-    def _parts(self, subject: str, vector: "ops.Array | Tree") -> "ops.Array | list[ops.Array]":
+    def _parts(
+        self, subject: str, vector: "ops.Array | Tree", originals: list[ops.Array] | None
+    ) -> "ops.Array | list[ops.Array]":
         if self.layout is not None and is_tree(vector):
             try:
-                return self.layout._float_parts(vector)
+                return self.layout._float_parts(vector, originals)
             except AffluxError as error:
                 raise AffluxError(f"{subject}: {error}") from None
         size = length(subject, vector)
@@ -142,11 +137,6 @@ class InputAdapter:
         beside: RowCheck | None = None,
     ) -> ops.Ingested:
         """Make the sweep from the caller's memory into a slot. `beside` runs in parallel with it."""
-        if type(parts) is Found:
-            try:
-                return self.plane.ingest(parts.arrays, slot, self.num_threads, conversion, parts.shapes, beside)
-            except (AffluxError, UnavailableError):
-                parts = self.parts(subject, parts.tree)
         try:
             return self.plane.ingest(parts, slot, self.num_threads, conversion, None, beside)
         except (PlaneError, StoreError):
@@ -174,7 +164,7 @@ class InputAdapter:
 
         Args:
             subject: describes the vector in messages.
-            parts: the result of `parts` or `found`.
+            parts: the result of `parts`.
             slot: (d,), overwritten.
             limits: the limits on the vector's elements and norm, after the conversion.
             conversion: the conversion to the kind of the rule.
@@ -242,10 +232,8 @@ class InputAdapter:
         return [] if self.layout is None else [field.name for field in self.layout.fields]
 
     def in_place(self, subject: str, parts: Any, conversion: ops.Conversion | None) -> Slot:
-        """Return the result of `parts` or `found` as a slot of a round that is made at once."""
+        """Return the result of `parts` as a slot of a round that is made at once."""
         borders = np.array([0, self.size]) if self.layout is None else self.layout._borders
-        if type(parts) is Found:
-            return self.plane.in_parts(parts.arrays, borders, conversion, parts.shapes)
         if not isinstance(parts, list):
             copy = readable_copy(parts)
             flat = parts if copy is None else copy
@@ -299,13 +287,13 @@ class InputAdapter:
     def memory(
         self,
         vector: "ops.Array | Tree",
-        arrays: list[ops.Array] | None,
+        arrays: list[ops.Array],
         model: "ops.Array | Tree | None",
         buffers: "Tree | None",
     ) -> Memory:
         """Return the caller's arrays of a vector or tree, and its buffers, see `buffers`.
 
-        `arrays` are the tree's own arrays of parameters; None: they are not known.
+        `arrays` are the tree's own arrays of parameters.
         """
         names, own = self._named(vector, arrays, model, buffers)
         return names, own if all_own(own) else [in_numpy(array) for array in own]
@@ -313,7 +301,7 @@ class InputAdapter:
     def _named(
         self,
         vector: "ops.Array | Tree",
-        arrays: list[ops.Array] | None,
+        arrays: list[ops.Array],
         model: "ops.Array | Tree | None",
         buffers: "Tree | None",
     ) -> Memory:
@@ -323,7 +311,6 @@ class InputAdapter:
             arrays = [vector]
         else:
             names = layout._parameter_matcher.names
-            arrays = layout._parameter_matcher.located(vector)[0] if arrays is None else arrays
         if layout is None or not layout.buffers_size:
             return names, arrays
         holder = _holder_of_buffers(layout, model, buffers)

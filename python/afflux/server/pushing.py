@@ -13,7 +13,6 @@ from afflux.aggregation.frames import clear_stored_frames
 from afflux.aggregation.plane import Slot
 from afflux.aggregation.reports import Opened, Pulled, Receipt
 from afflux.aggregation.streaming import MOST_SQUARES
-from afflux.arrays.matching import Found
 from afflux.arrays.modules import is_module, is_state_dict
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, PlaneError, StoreError, UnavailableError
@@ -140,14 +139,14 @@ def take_in(
         return request
     kind, vector, subject, client_id = request.kind, request.vector, request.subject, request.client_id
     parts, statistics = vector, None
+    own = list[Any]()  # the tree's own arrays
     if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
-        parts = adapter.found(subject, vector)
+        parts = adapter.parts(subject, vector, own)
     if adapter.layout is not None and adapter.layout.apart:
         most, whose = aggregator.admission.limits.max_abs, subject.removesuffix(f" {kind}")
         statistics = adapter.buffers(whose, vector if kind == "model" else None, call.buffers, most, vector)
     if ticket.memory is not None:
-        arrays = parts.arrays if type(parts) is Found else None
-        ticket.memory = adapter.memory(vector, arrays, vector if kind == "model" else None, call.buffers)
+        ticket.memory = adapter.memory(vector, own, vector if kind == "model" else None, call.buffers)
     row = conversion = None
     ticket.checking = False  # until the vector is read, errors are those of the server
     if lend is None:

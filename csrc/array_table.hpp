@@ -1,0 +1,48 @@
+// The search for a layout's arrays in flat dicts and lists of NumPy's and torch's own arrays.
+#pragma once
+#include <pybind11/pybind11.h>
+
+#include <vector>
+
+namespace afflux::python {
+
+// Returns whether the type of each value is numpy.ndarray, torch.Tensor or torch.nn.Parameter, and no other subclass.
+// Does not import torch.
+bool all_own(const pybind11::iterable& values);
+
+// The class _engine.ArrayTable: the names and shapes of some arrays of a layout, in its order.
+class ArrayTable {
+ public:
+  // `known`: the names that a dict may hold, a set; None: any names. `places`: the indices of the wanted arrays in a
+  // list, which has at most as many arrays as there are known names. Without places only a list of the wanted arrays
+  // alone is accepted, and only if `in_order`: it is known by the shapes.
+  ArrayTable(pybind11::tuple names, pybind11::tuple shapes, pybind11::object known,
+             std::vector<pybind11::ssize_t> places, pybind11::ssize_t longest, bool in_order);
+
+  // Returns a list of the wanted arrays, of any shape and dtype. Returns None for a tree of another type, for one that
+  // holds anything but NumPy's and torch's own arrays, lacks a wanted array, or holds an unknown one.
+  pybind11::object find(pybind11::handle tree) const;
+  // Returns whether a tree is a list of the wanted arrays alone, in their order, for a layout with names.
+  bool is_bare(pybind11::handle tree) const;
+
+ private:
+  pybind11::object find_in_dict(pybind11::handle tree) const;
+
+  const pybind11::tuple names_, shapes_;
+  const pybind11::object known_;
+  const std::vector<pybind11::ssize_t> places_;
+  const pybind11::ssize_t longest_;
+  const bool in_order_;
+};
+
+// Returns what determines the layout of a flat dict of NumPy's and torch's own arrays, and the arrays that are made like
+// its own: the names, types, dtypes and shapes, as a tuple. Returns None for other trees, and for dicts with a name that
+// is no str, or a tensor that is not on the host or begins where another one does.
+pybind11::object structure(pybind11::handle tree);
+
+// Returns whether an array of a list is of float64.
+bool has_float64(const pybind11::list& arrays);
+
+void bind_array_table(pybind11::module_& module);
+
+}  // namespace afflux::python
