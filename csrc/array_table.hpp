@@ -35,9 +35,9 @@ class ArrayTable {
   const bool in_order_;
 };
 
-// Returns what determines the layout of a flat dict of NumPy's and torch's own arrays, and the arrays that are made like
-// its own: the names, types, dtypes and shapes, as a tuple. Returns None for other trees, and for dicts with a name that
-// is no str, or a tensor that is not on the host or begins where another one does.
+// Returns what determines the layout of a flat dict of NumPy's and torch's own arrays, and the arrays that are made
+// like its own: the names, types, dtypes and shapes, as a tuple. Returns None for other trees, and for dicts with a
+// name that is no str, or a tensor that is not on the host or begins where another one does.
 pybind11::object structure(pybind11::handle tree);
 
 // Returns whether an array of a list is of float64.

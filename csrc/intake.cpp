@@ -7,8 +7,12 @@
 #include <utility>
 
 #include "afflux/afflux.hpp"
+#include "array_table.hpp"
+#include "arrays.hpp"
 #include "ledger.hpp"
 #include "numpy_array.hpp"
+#include "parts.hpp"
+#include "ready.hpp"
 #include "release.hpp"
 
 namespace py = pybind11;
@@ -20,17 +24,38 @@ bool Ledger::may_take_in() const {
          !now_.rows.reads_ahead;
 }
 
+// Returns the arrays of a tree, as the engine reads them. Returns None for a tree that is left to Python.
+py::object Intake::arrays_of(py::handle tree) const {
+  // An OrderedDict may be a module's state_dict, which is no update or gradient.
+  if (is_none(table) || (PyODict_CheckExact(tree.ptr()) && wanted != kModel)) return py::none();
+  py::object arrays = table.cast<const ArrayTable&>().find(tree);
+  if (is_none(arrays) || !unready(py::list(arrays), py::tuple(shapes)).empty()) return py::none();
+  return arrays;
+}
+
+bool Ledger::is_plain(py::handle client, py::handle version, py::handle num_examples, py::handle loss) const {
+  const std::optional<std::int64_t> pulled = plain_int(version), examples = plain_int(num_examples);
+  return is_plain_id(client) && pulled && examples && *examples >= 1 && *pulled >= 0 && *pulled <= now_.version &&
+         (is_none(loss) || (PyFloat_CheckExact(loss.ptr()) && std::isfinite(PyFloat_AS_DOUBLE(loss.ptr()))));
+}
+
+py::object Ledger::pushed(py::handle client, py::handle version, py::handle num_examples, py::handle loss,
+                          py::handle norm, py::handle slot, py::handle extremes) {
+  const py::handle known_loss = is_none(loss) ? py::handle(texts->nan) : loss;
+  return tuple_of<kFacts>(
+      reinterpret_cast<PyObject*>(&PyTuple_Type),
+      {client, version, num_examples, known_loss, norm, slot, py::none(), extremes, texts->zero, texts->empty});
+}
+
 // Copies the vector of a push into a slot, and returns the facts of the push. Returns None for a push that is left to
 // Python.
 py::object Ledger::taken_in(py::handle client, py::handle version, py::handle vector, py::handle num_examples,
                             py::handle loss) const {
+  if (!is_plain(client, version, num_examples, loss)) return py::none();
   const auto array = numpy_array(vector, false);
-  const std::optional<std::int64_t> pulled = plain_int(version), examples = plain_int(num_examples);
-  if (!array || array->dimensions != 1 || array->shape[0] != intake_->size || !is_plain_id(client) || !pulled ||
-      !examples || *examples < 1 || *pulled < 0 || *pulled > now_.version)
-    return py::none();
-  if (!is_none(loss) && (!PyFloat_CheckExact(loss.ptr()) || !std::isfinite(PyFloat_AS_DOUBLE(loss.ptr()))))
-    return py::none();
+  if (array && (array->dimensions != 1 || array->shape[0] != intake_->size)) return py::none();
+  const py::object arrays = array ? held(vector) : intake_->arrays_of(vector);  // held while other threads run
+  if (is_none(arrays)) return py::none();
   std::unique_ptr<Buffer> slot;
   for (const py::handle each : intake_->pools) {
     if (const auto pool = each.cast<std::shared_ptr<Pool>>(); !pool->full()) {
@@ -39,15 +64,21 @@ py::object Ledger::taken_in(py::handle client, py::handle version, py::handle ve
     }
   }
   if (!slot) return py::none();
-  const py::object vector_held = held(vector);  // while other threads run
-  const View<const void> source{array->data, intake_->size, {}, array->type};
+  std::optional<const Arrays<const void>> parts;
+  try {
+    if (!array) parts.emplace("push", "vector", arrays, Access::read, Shape::any, false, as_view);
+  } catch (const Error&) {  // Python finds the reason
+    return py::none();
+  }
   const double max_abs = intake_->max_abs, max_norm = intake_->max_norm, most_squares = intake_->most_squares;
   const auto sweep = [&, threads = intake_->num_threads] {
+    if (parts) return ingest(parts->list(), slot->view(), threads, nullptr, slot->until_read());
+    const View<const void> source{array->data, intake_->size, {}, array->type};
     return ingest(source, slot->view(), threads, nullptr, slot->until_read());
   };
   constexpr std::int64_t kShort = 4096;  // elements; the copy takes less time than releasing the GIL and taking it
   Statistics statistics;
-  if (source.size <= kShort) {
+  if (intake_->size <= kShort) {
     statistics = sweep();
   } else {
     const GilRelease release;
@@ -59,35 +90,57 @@ py::object Ledger::taken_in(py::handle client, py::handle version, py::handle ve
     return py::none();
   const py::object buffer = py::cast(std::move(slot)), low = real(statistics.min), high = real(statistics.max);
   const py::object extremes = owned(PyTuple_Pack(2, low.ptr(), high.ptr()));
-  return tuple_of<kFacts>(reinterpret_cast<PyObject*>(&PyTuple_Type),
-                          {client, version, num_examples, is_none(loss) ? py::handle(texts->nan) : loss, real(norm),
-                           buffer, py::none(), extremes, texts->zero, texts->empty});
+  return pushed(client, version, num_examples, loss, real(norm), buffer, extremes);
+}
+
+// Returns the one of three vectors that the rule takes; None if another one is given.
+py::handle Ledger::vector_of(py::handle update, py::handle gradient, py::handle model) const {
+  const std::array<py::handle, 3> vectors{update, gradient, model};
+  for (std::size_t i = 0; i < vectors.size(); ++i)
+    if (i != intake_->wanted && !is_none(vectors[i])) return Py_None;
+  return vectors[intake_->wanted];
+}
+
+py::object Ledger::lend(py::handle client, py::handle version, py::handle update, py::handle gradient, py::handle model,
+                        py::handle num_examples, py::handle loss) const {
+  if (!intake_ || is_none(intake_->borders) || !is_plain(client, version, num_examples, loss)) return py::none();
+  const py::handle vector = vector_of(update, gradient, model);
+  const auto array = numpy_array(vector, false);
+  const bool is_flat = array && array->dimensions == 1 && array->shape[0] == intake_->size && is_none(intake_->table);
+  const py::object arrays = is_flat ? py::make_tuple(vector) : array ? py::none() : intake_->arrays_of(vector);
+  if (is_none(arrays)) return py::none();
+  const auto parts = [&] {
+    return std::make_unique<PartsObject>(arrays, intake_->borders, py::none(), intake_->dtype, py::none());
+  };
+  const py::object slot = py::cast(parts()), extremes = owned(PyTuple_Pack(2, texts->nan.ptr(), texts->nan.ptr()));
+  return pushed(client, version, num_examples, loss, texts->nan, slot, extremes);
 }
 
 py::object Ledger::push(py::handle client, py::handle version, py::handle update, py::handle gradient, py::handle model,
                         py::handle num_examples, py::handle loss) {
   if (!may_take_in()) return py::none();
-  const std::array<py::handle, 3> vectors{update, gradient, model};
-  for (std::size_t i = 0; i < vectors.size(); ++i)
-    if (i != intake_->wanted && !is_none(vectors[i])) return py::none();
-  py::object pushed = taken_in(client, version, vectors[intake_->wanted], num_examples, loss);
-  if (is_none(pushed)) return pushed;
-  py::object receipt = join(pushed, py::none(), py::none(), py::none());
-  return is_none(receipt) ? pushed : receipt;
+  py::object taken = taken_in(client, version, vector_of(update, gradient, model), num_examples, loss);
+  if (is_none(taken)) return taken;
+  py::object receipt = join(taken, py::none(), py::none(), py::none());
+  return is_none(receipt) ? taken : receipt;
 }
 
 void Ledger::take_vectors(py::handle intake) {
-  check_tuple(intake, 7, "an intake");
+  check_tuple(intake, 11, "an intake");
   const auto kind = item(intake, 0).cast<std::string>();
   intake_ = Intake{kind == "update"     ? std::size_t{0}
                    : kind == "gradient" ? std::size_t{1}
-                                        : std::size_t{2},
+                                        : Intake::kModel,
                    count_of(item(intake, 1)),
                    item(intake, 2).cast<int>(),
                    item(intake, 3).cast<double>(),
                    item(intake, 4).cast<double>(),
                    item(intake, 5).cast<double>(),
-                   py::tuple(pools_of(item(intake, 6)))};
+                   py::tuple(pools_of(item(intake, 6))),
+                   held(item(intake, 7)),
+                   held(item(intake, 8)),
+                   held(item(intake, 9)),
+                   held(item(intake, 10))};
 }
 
 }  // namespace afflux::python

@@ -141,6 +141,9 @@ int Ledger::traverse(visitproc visit, void* argument) const {
   for (const py::object* reference : {&classes_.arrival, &classes_.receipt, &classes_.join, &classes_.closed,
                                       &classes_.state, &classes_.passes, &mutex_, &failure_})
     each(*reference);
+  if (intake_)
+    for (const py::object* reference : {&intake_->table, &intake_->shapes, &intake_->borders, &intake_->dtype})
+      each(*reference);
   if (intake_) each(intake_->pools);
   each(places_);
   now_.for_each(each);
@@ -423,18 +426,19 @@ void Ledger::record(py::handle status, py::handle arrival, py::handle round, py:
 
 py::object Ledger::join(py::handle pushed, py::handle staged_row, py::handle task, py::handle decided) {
   check_tuple(pushed, kFacts, "a push");
-  if (accumulates_ || begun_ != nullptr) return py::none();
+  if (accumulates_) return py::none();
   const py::handle client = item(pushed, kClient);
   const std::int64_t pulled = count_of(item(pushed, kVersion));
   std::int64_t staleness, number, version, makes;
   Dropped dropped;  // released without the mutex
   {
-    const Held mutex(*lock_);
-    if (!mutex || !lock_->is_quiet() || closed_ || !is_none(failure_) || pulled < 0) return py::none();
+    std::optional<Held> mutex;  // the caller of a draft holds it
+    if (begun_ == nullptr && (!mutex.emplace(*lock_) || !lock_->is_quiet() || closed_)) return py::none();
+    if (!is_none(failure_) || pulled < 0) return py::none();
     const auto found = outcome(client, pulled);
     if (!found || found->first != Status::joined || (!by_flush_ && fills_buffer(Status::joined))) return py::none();
     if (!has_room() && !contains(now_.rows.slots, client)) return py::none();
-    if (!is_none(task) && !tasks_.is_open(task)) return py::none();
+    if (!is_none(task) && !is_open(task)) return py::none();
     staleness = found->second;
     number = now_.number;
     version = now_.version;

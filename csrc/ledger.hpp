@@ -118,7 +118,7 @@ struct Kept {
   std::int64_t logged, events;
 };
 
-// The sweep that copies a plain vector of a push into a slot.
+// What is read of plain pushes, and the sweep that copies a vector or a tree into a slot.
 struct Intake {
   std::size_t wanted;  // which of update, gradient and model the rule takes
   std::int64_t size;
@@ -126,6 +126,12 @@ struct Intake {
   double max_abs, max_norm;
   double most_squares;    // the largest sum of squares for which inner products cannot overflow
   pybind11::tuple pools;  // of slots
+  // Of trees: the ArrayTable, or None: they are left to Python; and the shapes of their arrays. Of the parts that a
+  // step reads in place: the borders, or None: there are no such parts; and the dtype.
+  pybind11::object table, shapes, borders, dtype;
+
+  static constexpr std::size_t kModel = 2;
+  pybind11::object arrays_of(pybind11::handle tree) const;
 };
 
 class Ledger {
@@ -145,6 +151,9 @@ class Ledger {
   pybind11::object push(pybind11::handle client, pybind11::handle version, pybind11::handle update,
                         pybind11::handle gradient, pybind11::handle model, pybind11::handle num_examples,
                         pybind11::handle loss);
+  pybind11::object lend(pybind11::handle client, pybind11::handle version, pybind11::handle update,
+                        pybind11::handle gradient, pybind11::handle model, pybind11::handle num_examples,
+                        pybind11::handle loss) const;
   pybind11::object join(pybind11::handle pushed, pybind11::handle staged_row, pybind11::handle task,
                         pybind11::handle decided);
   pybind11::object decide(pybind11::handle client, pybind11::handle version) const;
@@ -254,6 +263,12 @@ class Ledger {
   static const pybind11::str& text_of(Status status) { return texts->statuses[static_cast<std::size_t>(status)]; }
 
   bool may_take_in() const;
+  bool is_plain(pybind11::handle client, pybind11::handle version, pybind11::handle num_examples,
+                pybind11::handle loss) const;
+  pybind11::handle vector_of(pybind11::handle update, pybind11::handle gradient, pybind11::handle model) const;
+  static pybind11::object pushed(pybind11::handle client, pybind11::handle version, pybind11::handle num_examples,
+                                 pybind11::handle loss, pybind11::handle norm, pybind11::handle slot,
+                                 pybind11::handle extremes);
   pybind11::object taken_in(pybind11::handle client, pybind11::handle version, pybind11::handle vector,
                             pybind11::handle num_examples, pybind11::handle loss) const;
   std::optional<std::pair<Status, std::int64_t>> outcome(pybind11::handle client, std::int64_t version) const;

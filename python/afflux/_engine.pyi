@@ -95,6 +95,18 @@ class Ledger:
         loss: object,
         /,
     ) -> Any: ...
+    # For a step whose round reads the arrays where they are: the fields of Pushed; None: it is left to Python.
+    def lend(
+        self,
+        client: object,
+        version: object,
+        update: object,
+        gradient: object,
+        model: object,
+        num_examples: object,
+        loss: object,
+        /,
+    ) -> Any: ...
     # Decides about an arrival that joins, and completes no round. A Receipt; None if nothing was done. `decided` gets
     # (status, staleness, join, None, None).
     def join(

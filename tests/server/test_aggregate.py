@@ -1,5 +1,8 @@
 """`aggregate`: the mean without a server, by the roles of arrays."""
 
+import importlib
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 
@@ -178,3 +181,53 @@ def test_nothing_is_copied():
     with traced_memory_below(1.3e6):  # one vector of addresses that are never touched
         aggregate(trees, [1] * 4, out)
     assert out["a2"].tolist() == [1.5] * 100_000
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_layout_is_kept_only_for_trees_that_are_alike(library, rng):
+    """Whatever was aggregated before, the mean, its types and its errors are those of a first call."""
+    import torch
+
+    def array(values, dtype="float32"):
+        values = np.asarray(values, dtype)
+        return values if library == "numpy" else torch.from_numpy(values)
+
+    shared = array([1.0, 2.0])
+    kinds = [
+        lambda k: {"a": array([k, 1]), "b": array([k])},
+        lambda k: {"b": array([k]), "a": array([k, 1])},  # in another order
+        lambda k: {"a": array([k, 1], "float64"), "b": array([k])},
+        lambda k: {"a": array([k, 1], "float16"), "b": array([k])},
+        lambda k: {"a": array([[k, 1]]), "b": array([k])},
+        lambda k: {"a": array([k, 1]), "running_mean": array([k]), "num_batches_tracked": array(k, "int64")},
+        lambda k: {"a": array([k, 1]), "b": array([3, 4], "int64")},  # b is a constant
+        lambda k: {"a": shared * k, "b": shared * k},
+        lambda k: OrderedDict(a=array([k, 1]), b=array([k])),
+    ]
+    makes = {i: [aggregate([kind(1), kind(4)], [1, 1]) for _ in range(2)] for i, kind in enumerate(kinds)}
+    for i in [*makes, *rng.permutation(len(kinds)).tolist()]:
+        for mean in (*makes[i], aggregate([kinds[i](1), kinds[i](4)], [1, 1])):
+            assert [*mean] == [*kinds[i](1)]
+            for name, value in mean.items():
+                first, second = (np.asarray(kinds[i](k)[name], np.float64) for k in (1, 4))
+                whole = "int" in str(value.dtype)
+                assert (type(value), value.dtype) == (type(kinds[i](1)[name]), kinds[i](1)[name].dtype)
+                mean_of_two = (first + second) / 2
+                assert np.asarray(value).tolist() == (np.rint(mean_of_two) if whole else mean_of_two).tolist()
+    changed = {"a": array([4, 1]), "b": array([3, 5], "int64")}
+    check_error("trees.1.: .*b", aggregate, [kinds[6](1), changed], [1, 1])
+    tied = array([1.0, 2.0])
+    if library == "torch":  # one memory under two names: tied, though of the structure of the eighth kind
+        check_error(
+            "trees.1.: .*b differs from a", aggregate, [{"a": tied, "b": tied}, kinds[7](2) | {"b": tied}], [1, 1]
+        )
+    mine = {"a": array([1, 1]), "b": array([1])}
+    mean = aggregate([mine, kinds[0](4)], [1, 1], roles={"b": "local"})
+    assert np.asarray(mean["b"]).tolist() == [1.0]
+
+
+def test_few_layouts_are_kept():
+    kept = importlib.import_module("afflux.server.aggregate")._adapters
+    for size in range(1, 200):
+        aggregate([np.zeros(size), np.ones(size)], [1, 1])
+        assert 0 < len(kept) <= 64

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from afflux import AffluxError, Layout, Server, UnavailableError, ops
+from afflux import AffluxError, Join, Layout, Server, UnavailableError, ops
 from afflux.arrays import modules
 from afflux.arrays.trees import Walk
-from afflux.rules import fedbuff
+from afflux.rules import fedasync, fedbuff, sasgd
 from conftest import FakeCuda, bits, check_error
 
 torch = pytest.importorskip("torch")
@@ -399,6 +399,35 @@ def test_a_push_checks_arrays_as_it_reads_them(change, message, form):
         assert (server.version, server.arrivals_waiting, server.counts["refused"]) == (0, 0, 1)
 
 
+@pytest.mark.parametrize("method", ["push", "step"])
+@pytest.mark.parametrize("kind", ["update", "gradient", "model"])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("form", [dict, OrderedDict, lambda tree: [*tree.values()], lambda tree: (*tree.values(),)])
+def test_plain_trees_give_what_other_pushes_give(form, library, kind, method, rng):
+    """A push with local_steps is read in Python, one without by the ledger: the same bits, receipts and statistics."""
+    array = np.asarray if library == "numpy" else torch.from_numpy
+    rule = {"update": fedbuff(buffer_size=3), "gradient": sasgd(buffer_size=3), "model": fedasync()}[kind]
+
+    def tree():
+        return form({name: array(rng.standard_normal(shape).astype("float32")) for name, shape in SHAPES.items()})
+
+    start, trees = tree(), [tree() for _ in range(7)]
+    states = []
+    for others in ({}, {"local_steps": 1}):
+        server = Server(rule, start, log=True)
+        receipts = []
+        for i, each in enumerate(trees):
+            push = {"client": i % 4, "version": server.version, kind: each, "num_examples": i + 1, "loss": float(i)}
+            if method == "push":
+                receipts.append(server.push(**push, **others)[:5])
+            else:
+                receipts.append([receipt[:5] for receipt in server.step([push | others])[0]])
+        server.flush()
+        log = [entry._replace(local_steps=0) if isinstance(entry, Join) else entry for entry in server.log]
+        states.append((bits(server.params), receipts, log, server.counts))
+    assert str(states[0]) == str(states[1])  # NaN is no less than NaN
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize")
 def test_errors_about_trees_of_a_known_kind_say_what_to_write():
     """A delta with statistics, torch's AveragedModel, quantised models, and a TrainState as that of flax."""
@@ -407,6 +436,7 @@ def test_errors_about_trees_of_a_known_kind_say_what_to_write():
     delta = {name: array - array for name, array in norm.state_dict().items()}
     averaged = torch.optim.swa_utils.AveragedModel(norm)
     packed = type("Linear", (torch.nn.Linear,), {"__module__": "torch.ao.nn.quantized.modules.linear"})(1, 1)
+    packed.weight, packed.bias = norm.weight, norm.bias
     state = OrderedDict({"0._packed_params.dtype": torch.qint8})
     train_state = type("TrainState", (tuple,), {"params": (), "opt_state": ()})
     local = r'Layout.of\(model, roles=\{.*running_mean": "local"'

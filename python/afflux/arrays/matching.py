@@ -57,9 +57,9 @@ class Matcher:
         is_list = set(all_names) == {str(place) for place in range(len(all_names))}
         longest = len(all_names) if is_list else 0  # length of a flat list without unknown arrays
         known = None if partial else self._known
-        self._table = ArrayTable(names, self._shapes, known, places if in_list else [], longest, in_order)
+        self.table = ArrayTable(names, self._shapes, known, places if in_list else [], longest, in_order)
         #: Returns whether a tree is a flat list of the wanted arrays alone, in their order, for a layout with names.
-        self.is_bare = self._table.is_bare
+        self.is_bare = self.table.is_bare
 
     def _named(self, leaves: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arrays of a tree by the layout's names: exact names, or else names without those of wrappers.
@@ -145,9 +145,9 @@ class Matcher:
         if is_module(tree) and not is_keras(tree):
             parameters, buffers = members(tree)
             tree = parameters | buffers
-        arrays, leaves = self._table.find(tree), tree if type(tree) in (dict, OrderedDict) else None
+        arrays, leaves = self.table.find(tree), tree if type(tree) in (dict, OrderedDict) else None
         if arrays is None and self._copies and leaves is not None:
-            arrays = self._table.find(self._with_first_names(leaves))
+            arrays = self.table.find(self._with_first_names(leaves))
         return arrays, leaves
 
     def _require_bare(self, tree: Sequence[Any]) -> None:

@@ -72,10 +72,11 @@ def assemble(
     )
     admission = Admission(options, rule, reporting=on_step is not None)
     admission.load(state)
-    # The ledger itself copies a plain vector of a push into a slot, if the rule's pushes have no facts.
+    # The ledger itself takes in plain vectors and trees of pushes, if the rule's pushes have no facts.
     if (pools := plane.grow(max_slots)) and not (rule.needs.facts or options.accumulate):
-        bounds = limits.max_abs, limits.max_norm, MOST_SQUARES
-        admission.take_vectors((adapter.kind, adapter.size, adapter.num_threads, *bounds, pools))
+        bounds, arrays = (limits.max_abs, limits.max_norm, MOST_SQUARES), adapter.plain_arrays()
+        intake = adapter.kind, adapter.size, adapter.num_threads, *bounds, pools, *arrays, options.slots_as
+        admission.take_vectors(intake)
     admission.averaged = None if adapter.layout is None else adapter.layout.averaged_size
     watched = len(rule.states) > 1 and options.clip_norms is None  # a second moment; a velocity is a first one
     watch = NormWatch() if watched and why_unclipped(rule, accumulate=options.accumulate) is None else None

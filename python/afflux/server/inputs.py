@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux._engine import RowCheck, all_own, shared_memory
+from afflux._engine import ArrayTable, RowCheck, all_own, shared_memory
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.local_plane import LocalPlane, plane_like
 from afflux.aggregation.plane import DataPlane, Draft, Slot, Vector
@@ -36,7 +36,7 @@ from afflux.arrays.matching import with_local
 from afflux.arrays.modules import QUANTISED, has_attribute, is_module, is_quantised
 from afflux.ops.errors import AffluxError, PlaneError, StoreError, UnavailableError
 from afflux.ops.validation import MOST_ELEMENTS, as_text, brief, raise_if_from_signal, reads, unreadable
-from afflux.rules.rule import Float64, Kind, Rule
+from afflux.rules.rule import Float64, Int64, Kind, Rule
 
 #: A kind with its article, for messages.
 A_KIND = {"update": "an update", "gradient": "a gradient", "model": "a model"}
@@ -45,6 +45,7 @@ A_KIND = {"update": "an update", "gradient": "a gradient", "model": "a model"}
 #: Names of arrays, and the arrays, which a caller has passed.
 Memory = tuple[tuple[str, ...], list[ops.Array]]
 NO_MEMORY: Memory = (), []
+NAME_OF_VECTOR = ("the vector",)
 
 
 @cache
@@ -227,9 +228,20 @@ class InputAdapter:
         return new
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> tuple[str, ...]:
         """The names of the arrays of a tree."""
-        return [] if self.layout is None else [field.name for field in self.layout.fields]
+        return () if self.layout is None else self.layout._parameter_matcher.names
+
+    def plain_arrays(self) -> tuple[ArrayTable | None, tuple[tuple[int, ...], ...], Int64 | None]:
+        """Return what the ledger needs to read arrays itself: a table and the shapes of those of a tree, None if trees
+        are left to Python; and the borders of parts that are read in place, None if they are left to Python.
+        """
+        layout = self.layout
+        if layout is None:
+            return None, (), np.array([0, self.size])
+        if layout.apart or layout.aliases:
+            return None, (), None
+        return layout._parameter_matcher.table, layout._parameter_matcher.places.shapes, layout._borders
 
     def in_place(self, subject: str, parts: Any, conversion: ops.Conversion | None) -> Slot:
         """Return the result of `parts` as a slot of a round that is made at once."""
@@ -306,11 +318,9 @@ class InputAdapter:
         buffers: "Tree | None",
     ) -> Memory:
         layout = self.layout
-        names: tuple[str, ...] = ("the vector",)
+        names = self.names
         if layout is None or not is_tree(vector):
-            arrays = [vector]
-        else:
-            names = layout._parameter_matcher.names
+            names, arrays = NAME_OF_VECTOR, [vector]
         if layout is None or not layout.buffers_size:
             return names, arrays
         holder = _holder_of_buffers(layout, model, buffers)

@@ -11,7 +11,7 @@ from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.frames import clear_stored_frames
 from afflux.aggregation.options import ServerOptions, reads_in_place
-from afflux.aggregation.reports import JoinStatus, Receipt, Report
+from afflux.aggregation.reports import JoinStatus, Pulled, Receipt, Report
 from afflux.aggregation.round import Round
 from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError, StoreError, UnavailableError
@@ -20,7 +20,7 @@ from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import close_overdue
 from afflux.server.decisions import arrival_of, count_without_arrival, receipt_of
-from afflux.server.inputs import NO_MEMORY, InputAdapter, require_own_memory
+from afflux.server.inputs import NAME_OF_VECTOR, NO_MEMORY, InputAdapter, require_own_memory
 from afflux.server.pending_push import NoArrival, Ticket, add_joined
 from afflux.server.pushing import NO_TASK, CallError, PushCall, fault_of, take_in
 from afflux.server.tracebacks import clear_tracebacks
@@ -144,6 +144,8 @@ class StepBatch:
         lend = self._adapter.in_place if self._in_place else None
         for push in self._pushes:
             ticket = push.ticket
+            if lend is not None and self._is_lent(push):
+                continue
             try:
                 if lend is None:  # all of them wait for one round: one that waits for a free slot might wait for ever
                     ticket.slot = plane.reserve_any()
@@ -163,6 +165,22 @@ class StepBatch:
             lambda i: f"push {places[i]} of the list (client {brief(tickets[places[i]].client_id)})",
             [tickets[place].memory for place in places],
         )
+
+    def _is_lent(self, push: _Push) -> bool:
+        """Return whether the ledger has taken in a plain push, whose arrays the round reads where they are."""
+        call, ticket = push.call, push.ticket
+        if not call.is_plain():
+            return False
+        number = call.version.version if type(call.version) is Pulled else call.version
+        vectors = call.update, call.gradient, call.model
+        pushed: Pushed | None = self._aggregator.admission.lend(
+            call.client, number, *vectors, call.num_examples, call.loss
+        )
+        if pushed is None:
+            return False
+        push.intake, ticket.client_id, ticket.pulled = pushed, pushed[0], pushed[1]
+        ticket.memory = self._adapter.names or NAME_OF_VECTOR, [*pushed[5].arrays]
+        return True
 
     def _fault(self, error: Exception, ticket: Ticket) -> NoArrival | None:
         """Return the fault of a client; None if the step must raise the error."""
@@ -203,6 +221,10 @@ class StepBatch:
             return False, count_without_arrival(draft, refusal)
         if pushed[1] < 0:
             pushed = draft.counted(pushed)
+        fills = draft.fills("joined")
+        receipt: Receipt | None = draft.join(pushed, ticket.staged_row, task_id, None)
+        if receipt is not None:
+            return fills, receipt
         status, staleness = draft.status(pushed[0], pushed[1])
         fills = draft.fills(status)
         adds_to = aggregator.plane if aggregator.accumulate and status == "joined" else None
