@@ -171,18 +171,15 @@ template <class T>
 class Arrays {
  public:
   // view(array) returns the view of an item. `optional`: an item may be None, which gives a view without data.
-  // `shapes`, if given, is a tuple of the shapes that the items must have.
   template <class Make>
   Arrays(const char* op, const char* name, pybind11::handle objects, Access access, Shape shape, bool optional,
-         const Make& view, pybind11::handle shapes = {}) {
+         const Make& view) {
     const auto title = [&] { return "[" + std::string(op) + "] " + name; };
     const std::size_t count = read_foreign(title, [&] {
       if (PySequence_Check(objects.ptr()) == 0)
         throw Error(title() + " is a " + Py_TYPE(objects.ptr())->tp_name + ", expected a list of arrays");
       return pybind11::len(objects);
     });
-    if (shapes && (!PyTuple_Check(shapes.ptr()) || static_cast<std::size_t>(PyTuple_GET_SIZE(shapes.ptr())) != count))
-      throw Error(title() + " has " + std::to_string(count) + " entries, and shapes is no tuple of as many");
     const auto sequence = pybind11::reinterpret_borrow<pybind11::sequence>(objects);
     views_.reserve(std::min<std::size_t>(count, kReserved));  // the length of a sequence may be wrong
     for (std::size_t i = 0; i < count; ++i) {
@@ -197,8 +194,7 @@ class Arrays {
           views_.back() = parts_.back()->view();
           continue;
         }
-      const pybind11::handle expected = shapes ? PyTuple_GET_ITEM(shapes.ptr(), place) : nullptr;
-      arrays_.emplace_back(Argument{op, name, place, expected}, object, access, shape);
+      arrays_.emplace_back(Argument{op, name, place}, object, access, shape);
       views_.back() = view(arrays_.back());
       // An empty array is not a missing one, but the engine would treat a null pointer as missing.
       if (optional && views_.back().data == nullptr) views_.back().data = aligned_nowhere();

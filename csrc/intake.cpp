@@ -110,7 +110,7 @@ py::object Ledger::lend(py::handle client, py::handle version, py::handle update
   const py::object arrays = is_flat ? py::make_tuple(vector) : array ? py::none() : intake_->arrays_of(vector);
   if (is_none(arrays)) return py::none();
   const auto parts = [&] {
-    return std::make_unique<PartsObject>(arrays, intake_->borders, py::none(), intake_->dtype, py::none());
+    return std::make_unique<PartsObject>(arrays, intake_->borders, py::none(), intake_->dtype);
   };
   const py::object slot = py::cast(parts()), extremes = owned(PyTuple_Pack(2, texts->nan.ptr(), texts->nan.ptr()));
   return pushed(client, version, num_examples, loss, texts->nan, slot, extremes);

@@ -39,7 +39,7 @@ namespace afflux::python {
 namespace {
 
 py::tuple ingest_(const py::object& update, const py::object& slot, int num_threads, const py::object& conversion,
-                  const py::object& shapes, const py::object& other) {
+                  const py::object& other) {
   const Call call;
   RowCheck* const beside = other.is_none() ? nullptr : other.cast<RowCheck*>();
   Statistics statistics{};
@@ -49,13 +49,11 @@ py::tuple ingest_(const py::object& update, const py::object& slot, int num_thre
   const Buffer* const buffer = Buffer::in(slot);
   const std::int64_t until_read = buffer == nullptr ? 0 : buffer->until_read();
   if (PyList_Check(update.ptr()) || PyTuple_Check(update.ptr())) {
-    const Arrays<const void> parts("ingest", "update", update, Access::read, Shape::any, false, as_view,
-                                   shapes.is_none() ? py::handle() : py::handle(shapes));
+    const Arrays<const void> parts("ingest", "update", update, Access::read, Shape::any, false, as_view);
     const auto sweep = [&] { statistics = ingest(parts.list(), out, num_threads, change.get(), until_read); };
     const GilRelease release;
     beside == nullptr ? sweep() : beside->beside(sweep);
   } else {
-    if (!shapes.is_none()) throw Error("[ingest] shapes are those of several parts, and update is no list of them");
     const Array from({"ingest", "update"}, update, Access::read);
     const View<void> view = from.view();
     const auto sweep = [&] { statistics = ingest(view, out, num_threads, change.get(), until_read); };
@@ -216,7 +214,7 @@ PYBIND11_MODULE(main_interpreter_engine, module) {
   module.attr("STEP_KINDS") = step_kinds();
   module.attr("CODECS") = codecs_();
   module.def("ingest", ingest_, py::arg("update"), py::arg("slot"), py::arg("num_threads"),
-             py::arg("conversion") = py::none(), py::arg("shapes") = py::none(), py::arg("beside") = py::none());
+             py::arg("conversion") = py::none(), py::arg("beside") = py::none());
   module.def("shared_memory", shared_memory, py::arg("lists"));
   module.def("unready", unready, py::arg("arrays"), py::arg("shapes"));
   module.def("unflatten", unflatten_, py::arg("vectors"), py::arg("num_threads"), py::arg("dry"));

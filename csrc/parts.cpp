@@ -58,16 +58,11 @@ Kind kind_named(const char* op, const std::string& name) {
 }  // namespace
 
 PartsObject::PartsObject(const py::object& arrays, const py::object& borders, const py::object& conversion,
-                         const py::object& dtype, const py::object& shapes)
+                         const py::object& dtype)
     : arrays(tuple_of_arrays(arrays)),
       borders(vector_of_borders(borders)),
       conversion(conversion),
-      dtype(type_of_dtype(dtype)),
-      shapes(shapes) {
-  const bool fits =
-      PyTuple_Check(shapes.ptr()) && PyTuple_GET_SIZE(shapes.ptr()) == PyTuple_GET_SIZE(this->arrays.ptr());
-  if (!shapes.is_none() && !fits) throw Error("[Parts] shapes is no tuple with a shape for each array");
-}
+      dtype(type_of_dtype(dtype)) {}
 
 Converted::Converted(const char* op, const py::object& conversion) {
   if (conversion.is_none()) return;
@@ -91,7 +86,6 @@ PartArrays::PartArrays(Argument argument, py::handle object, Access access)
   list_.reserve(parts.arrays.size());
   std::int32_t i = 0;
   for (const py::handle array : parts.arrays) {
-    if (!parts.shapes.is_none()) argument.shape = PyTuple_GET_ITEM(parts.shapes.ptr(), i);
     argument.part = i++;
     const View<void> part = arrays_.emplace_back(argument, array, access, Shape::any).view();
     if (i == 1) view_ = {nullptr, 0, part.device, part.type};
@@ -120,12 +114,9 @@ void bind_parts(py::module_& module) {
                               "size.\n"
                               "    conversion: of updates, and of the vectors of gram and inner: converts the parts as "
                               "they are read.\n"
-                              "    dtype: the type as which the parts are read; None: the one that all parts have.\n"
-                              "    shapes: the shapes that the parts must have, a tuple of tuples; None: any shapes.")
-          .def(
-              py::init<const py::object&, const py::object&, const py::object&, const py::object&, const py::object&>(),
-              py::arg("arrays"), py::arg("borders"), py::arg("conversion") = py::none(), py::arg("dtype") = py::none(),
-              py::arg("shapes") = py::none())
+                              "    dtype: the type as which the parts are read; None: the one that all parts have.")
+          .def(py::init<const py::object&, const py::object&, const py::object&, const py::object&>(),
+               py::arg("arrays"), py::arg("borders"), py::arg("conversion") = py::none(), py::arg("dtype") = py::none())
           .def_property_readonly("arrays", [](const PartsObject& self) { return self.arrays; })
           .def_property_readonly("borders", [](const PartsObject& self) { return self.borders; })
           .def_property_readonly("conversion", [](const PartsObject& self) { return self.conversion; })

@@ -13,10 +13,9 @@ namespace afflux::python {
 
 // The class _engine.Parts. It refers to the arrays, whose memory is read in each call anew.
 struct PartsObject {
-  // Throws Error unless `arrays` is a list or a tuple, `borders` a vector of int64, which is copied, and `shapes` null
-  // or a tuple with an item for each array.
+  // Throws Error unless `arrays` is a list or a tuple, and `borders` a vector of int64, which is copied.
   PartsObject(const pybind11::object& arrays, const pybind11::object& borders, const pybind11::object& conversion,
-              const pybind11::object& dtype, const pybind11::object& shapes);
+              const pybind11::object& dtype);
 
   static inline PyTypeObject* type = nullptr;  // set once, by bind_parts
 
@@ -29,7 +28,6 @@ struct PartsObject {
   const std::vector<std::int64_t> borders;
   const pybind11::object conversion;  // an afflux.ops.Conversion, or None
   const std::optional<Type> dtype;    // without: the one that all parts have
-  const pybind11::object shapes;      // a tuple of tuples, or None: any shapes
 };
 
 void bind_parts(pybind11::module_& module);

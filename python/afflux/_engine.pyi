@@ -274,7 +274,6 @@ def ingest(
     slot: object,
     num_threads: int,
     conversion: tuple[str, str, object, float] | None = None,  # afflux.ops.Conversion
-    shapes: tuple[tuple[int, ...], ...] | None = None,  # of the parts; others are refused
     beside: RowCheck | None = None,
 ) -> tuple[int, float, float, float]: ...
 def unflatten(
@@ -331,7 +330,6 @@ class Parts:
         borders: Int64,
         conversion: object | None = None,  # afflux.ops.Conversion
         dtype: str | None = None,
-        shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> None: ...
 
 class PreparedPass:

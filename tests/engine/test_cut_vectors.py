@@ -405,8 +405,6 @@ def test_what_does_not_fit_is_refused(rng):
         states=[ops.Parts([pieces[0], np.ones(0), pieces[2]], BORDERS, dtype="float32")],
     )
     refused("give the dtype", updates=[ops.Parts([np.ones(2), *pieces[1:]], BORDERS)])
-    shaped = ops.Parts([pieces[0].reshape(1, 2), *pieces[1:]], BORDERS, shapes=((2,), (0,), (3,)))
-    refused(r"updates\[0\]\[0\] has another shape than expected", updates=[shaped])
     refused(r"updates\[0\] is float16, expected", updates=[parts(ones.astype(np.float16), BORDERS)])
     refused(
         "params has a conversion, which only updates may have",
@@ -450,8 +448,6 @@ def test_arguments_of_parts_are_refused():
     ):
         check_error(match, ops.Parts, arrays, borders)
     check_error(r"\[Parts\] dtype is none of", ops.Parts, [ones], np.array([0, 2]), dtype="float16")
-    for shapes in ([(2,)], (), ((2,), (2,))):
-        check_error(r"\[Parts\] shapes is no tuple with a shape", ops.Parts, [ones], np.array([0, 2]), shapes=shapes)
     read_only = ones.copy()
     read_only.flags.writeable = False
     with pytest.raises(AffluxError, match=r"out\[0\] is read-only"):

@@ -125,10 +125,10 @@ def install(path):
         places = {name: moved(getattr(round, name)) for name in ("params", "out", "states", "states_out")}
         apply(replace(round, **places, combine=combine, calibrate=cache, rule_vectors=kept), *rest, **options)
 
-    def ingest_moved(update, slot, threads, conversion=None, shapes=None, beside=None):
+    def ingest_moved(update, slot, threads, conversion=None, beside=None):
         if conversion is not None:
             conversion = (*conversion[:2], moved(conversion[2]), conversion[3])
-        return ingest(moved(update), moved(slot), threads, conversion, shapes, beside)
+        return ingest(moved(update), moved(slot), threads, conversion, beside)
 
     engine.ingest = ingest_moved
     engine.gram = lambda vectors, out, threads: gram(moved(list(vectors)), out, threads)

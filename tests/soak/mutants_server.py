@@ -333,8 +333,8 @@ SERVER = {
         "test_on_step.py",
     ),
     "push: whatever shapes arrays have, they fit": (
-        "conversion, parts.shapes, beside)",
-        "conversion)",
+        "unready_indices = unready(arrays, self._shapes)",
+        "unready_indices: list[int] = []",
         "test_layout_matching.py",
     ),
     "state: encoded rows are taken as they are": (

@@ -98,19 +98,17 @@ class LocalPlane(DataPlane):
         vector: Any,
         num_threads: int,
         conversion: ops.Conversion | None = None,
-        shapes: tuple[tuple[int, ...], ...] | None = None,
         beside: Any = None,
     ) -> ops.Ingested:
-        return self.device.ingest(parts, vector, num_threads, conversion, shapes, beside)
+        return self.device.ingest(parts, vector, num_threads, conversion, beside)
 
     def in_parts(
         self,
         arrays: list[Any],
         borders: Int64,
         conversion: ops.Conversion | None,
-        shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> Any:
-        return ops.Parts(as_held(arrays), borders, conversion, self.slots.dtype, shapes)
+        return ops.Parts(as_held(arrays), borders, conversion, self.slots.dtype)
 
     def first_beyond(self, vector: Any, most: float) -> int | None:
         return first_beyond(vector, most)

@@ -79,8 +79,7 @@ class DataPlane(ABC):
     size: int  #: d
     alone: str | None = None  #: what a forked child cannot use; None: the child has its own copy
     inplace: bool = False  #: whether there is one version, which rounds overwrite
-    #: Whether `ingest` checks the shapes of the arrays that it reads, and a round may read callers' arrays that no push
-    #: has checked, see `in_parts`.
+    #: Whether a round may read callers' arrays that no push has checked, see `in_parts`.
     reads_in_place: bool = False
     gpu: str | None = None  #: the name of the GPU that has the vectors
     on_one_node: bool = True  #: whether the vectors end with the machine of this process, and only with it
@@ -124,13 +123,11 @@ class DataPlane(ABC):
         vector: Slot | Vector | Draft,
         num_threads: int,
         conversion: ops.Conversion | None = None,
-        shapes: tuple[tuple[int, ...], ...] | None = None,
         beside: Any = None,
     ) -> ops.Ingested:
         """Copy callers' arrays into a vector, in one sweep, as `ops.ingest`.
 
-        If `reads_in_place`, arrays of other shapes than `shapes` are refused, and `beside`, a check of a row, runs in
-        parallel with the sweep.
+        If `reads_in_place`, `beside`, a check of a row, runs in parallel with the sweep.
         """
 
     def in_parts(
@@ -138,11 +135,8 @@ class DataPlane(ABC):
         arrays: list[Any],
         borders: Int64,
         conversion: ops.Conversion | None,
-        shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> Slot:
-        """Return callers' arrays as a slot of a round that is made at once; they begin at these indices. The round
-        refuses arrays of other shapes than `shapes`.
-        """
+        """Return callers' arrays as a slot of a round that is made at once; they begin at these indices."""
         raise NotImplementedError
 
     @abstractmethod

@@ -201,7 +201,6 @@ class ShardedPlane(DataPlane):
         vector: Any,
         num_threads: int,
         conversion: ops.Conversion | None = None,
-        shapes: tuple[tuple[int, ...], ...] | None = None,
         beside: Any = None,
     ) -> ops.Ingested:
         cut = conversion

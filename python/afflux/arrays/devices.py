@@ -83,12 +83,10 @@ class Device(ABC):
         slot: Any,
         num_threads: int,
         conversion: ops.Conversion | None = None,
-        shapes: tuple[tuple[int, ...], ...] | None = None,
         beside: RowCheck | None = None,
     ) -> ops.Ingested:
         """Copy a caller's arrays into a slot of this device, as `ops.ingest`. A base of the conversion must be on the
-        same device. On the host, parts of other shapes than `shapes` are refused, and `beside` runs in parallel with
-        the copy.
+        same device. On the host, `beside` runs in parallel with the copy.
         """
 
     @abstractmethod
@@ -162,12 +160,11 @@ class Host(Device):
         slot: Any,
         num_threads: int,
         conversion: ops.Conversion | None = None,
-        shapes: tuple[tuple[int, ...], ...] | None = None,
         beside: RowCheck | None = None,
     ) -> ops.Ingested:
         # As `ops.ingest`, but without its function calls and without Ingested.__new__, because calls slow pushes of
         # short vectors.
-        first, squares, low, high = ingest(parts, slot, num_threads, conversion, shapes, beside)
+        first, squares, low, high = ingest(parts, slot, num_threads, conversion, beside)
         return tuple.__new__(ops.Ingested, (None if first < 0 else first, squares, low, high))
 
     def wait(self) -> None:

@@ -91,7 +91,6 @@ class Gpu(Device):
         slot: Any,
         num_threads: int,
         conversion: ops.Conversion | None = None,
-        shapes: tuple[tuple[int, ...], ...] | None = None,
         beside: RowCheck | None = None,
     ) -> ops.Ingested:
         if any(gpu_of(part) is not None for part in as_list(parts)):

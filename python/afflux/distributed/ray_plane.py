@@ -260,11 +260,10 @@ class RayPlane(ShardedPlane):
         vector: Any,
         num_threads: int,
         conversion: Conversion | None = None,
-        shapes: tuple[tuple[int, ...], ...] | None = None,
         beside: Any = None,
     ) -> Ingested:
         if not isinstance(parts, RemoteSlices):
-            return super().ingest(parts, vector, num_threads, conversion, shapes, beside)
+            return super().ingest(parts, vector, num_threads, conversion, beside)
         self.wait_for_shards()  # they have the slot, and the base, before the client's message comes
         try:
             facts = parts.write(self._calls("ingest", [vector, num_threads, conversion], None))

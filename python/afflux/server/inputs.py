@@ -139,7 +139,7 @@ class InputAdapter:
     ) -> ops.Ingested:
         """Make the sweep from the caller's memory into a slot. `beside` runs in parallel with it."""
         try:
-            return self.plane.ingest(parts, slot, self.num_threads, conversion, None, beside)
+            return self.plane.ingest(parts, slot, self.num_threads, conversion, beside)
         except (PlaneError, StoreError):
             raise
         except (AffluxError, UnavailableError) as error:

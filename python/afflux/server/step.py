@@ -101,7 +101,7 @@ def _calls(pushes: object, kind: str) -> list[PushCall]:
         unreadable("[step] pushes", error)
     for i, entry in enumerate(entries):
         try:
-            if isinstance(entry, Mapping):
+            if type(entry) is not tuple and isinstance(entry, Mapping):
                 calls.append(PushCall(**entry))
                 if calls[-1].timeout is not None:
                     raise TypeError("timeout is no argument of a step")
