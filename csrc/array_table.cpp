@@ -29,8 +29,8 @@ bool is_torch(PyTypeObject* type) {
     const auto class_of = [](const char* module, const char* name) -> PyTypeObject* {
       const py::handle loaded = PyDict_GetItemString(PyImport_GetModuleDict(), module);
       if (!loaded) return nullptr;
-      const py::object found = py::getattr(loaded, name, py::none());  // None: the module is being imported
-      return PyType_Check(found.ptr()) ? reinterpret_cast<PyTypeObject*>(py::object(found).release().ptr()) : nullptr;
+      const py::object type = py::getattr(loaded, name, py::none());  // None: the module is being imported
+      return PyType_Check(type.ptr()) ? reinterpret_cast<PyTypeObject*>(py::object(type).release().ptr()) : nullptr;
     };
     parameter = class_of("torch.nn.parameter", "Parameter");
     tensor = parameter == nullptr ? nullptr : class_of("torch", "Tensor");
@@ -109,13 +109,13 @@ py::object ArrayTable::find(py::handle tree) const {
   if (is_dict(tree)) return find_in_dict(tree);
   if (is_bare(tree)) return py::list(held(tree));
   if (places_.empty() || !(PyList_CheckExact(tree.ptr()) || PyTuple_CheckExact(tree.ptr()))) return py::none();
-  const auto all = py::tuple(held(tree));
-  const auto size = static_cast<py::ssize_t>(all.size());
-  if (!all_own(all) || (!known_.is_none() && size > longest_)) return py::none();
+  const auto list = py::tuple(held(tree));
+  const auto size = static_cast<py::ssize_t>(list.size());
+  if (!all_own(list) || (!known_.is_none() && size > longest_)) return py::none();
   py::list arrays;
   for (const py::ssize_t place : places_) {
     if (place >= size) return py::none();
-    arrays.append(item(all, static_cast<std::size_t>(place)));
+    arrays.append(item(list, static_cast<std::size_t>(place)));
   }
   return arrays;
 }
@@ -129,14 +129,14 @@ py::object structure(py::handle tree) {
   PyObject *name = nullptr, *array = nullptr;
   for (Py_ssize_t place = 0; PyDict_Next(tree.ptr(), &place, &name, &array) != 0;) {
     if (!PyUnicode_CheckExact(name)) return py::none();
-    const py::object kept = held(array);
+    const py::object owner = held(array);
     facts.append(py::handle(name));
     facts.append(py::handle(reinterpret_cast<PyObject*>(Py_TYPE(array))));
-    facts.append(dtype.of(kept));
-    facts.append(shape.of(kept));
+    facts.append(dtype.of(owner));
+    facts.append(shape.of(owner));
     if (is_numpy(Py_TYPE(array))) continue;
     dlpack::Tensor tensor{};
-    if (!described(kept, &tensor) || !memory.insert(static_cast<char*>(tensor.data) + tensor.byte_offset).second)
+    if (!described(owner, &tensor) || !memory.insert(static_cast<char*>(tensor.data) + tensor.byte_offset).second)
       return py::none();
   }
   return py::tuple(facts);

@@ -13,7 +13,7 @@ from pairwise import soak
 def printed(name, *arguments):
     """What the example prints."""
     command = [sys.executable, ROOT / "examples" / name, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True).stdout
 
 
 @pytest.mark.parametrize("path", [*(ROOT / "examples").glob("*.py")], ids=lambda path: path.name)

@@ -41,7 +41,7 @@ def bench_process(*arguments):
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=300,
+        timeout=1800,
         cwd=ROOT,
         env=env | {"PYTHONIOENCODING": "utf-8"},
     )

@@ -44,7 +44,7 @@ def bench(*arguments, hidden=()):
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=300,
+        timeout=1800,
         cwd=ROOT,
         env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8", "CXX": "no-such-compiler"},
     )

@@ -188,7 +188,7 @@ def test_each_row_comes_once_and_goes_with_its_arrivals(kept, moved, monkeypatch
 def run(*call):
     thread = threading.Thread(target=call[0], args=call[1:])
     thread.start()
-    thread.join(60)
+    thread.join(600)
     assert not thread.is_alive()
 
 

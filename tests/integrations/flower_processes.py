@@ -125,7 +125,7 @@ class SuperLink:
 
     def _flwr(self, *arguments):
         done = subprocess.run(
-            [BIN / "flwr", *arguments], env=self.env, capture_output=True, text=True, timeout=120, check=False
+            [BIN / "flwr", *arguments], env=self.env, capture_output=True, text=True, timeout=1800, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)

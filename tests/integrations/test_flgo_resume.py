@@ -53,7 +53,7 @@ runner.run()
 def test_a_run_is_killed_and_goes_on(tmp_path, monkeypatch):
     paths = [str(ROOT / "python"), str(Path(__file__).parent)]
     script = KILLED.format(paths=paths, folder=str(tmp_path), trained=16)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
     version, digest = done.stdout.split()[-2:]
     with Server.open(tmp_path / "store") as server:

@@ -120,7 +120,7 @@ def test_the_command_of_the_page_runs(tmp_path):
     made = SuperLink(tmp_path, nodes=0)
     try:
         done = subprocess.run(
-            shlex.split(command), cwd=ROOT, env=made.env, capture_output=True, text=True, timeout=400, check=False
+            shlex.split(command), cwd=ROOT, env=made.env, capture_output=True, text=True, timeout=1800, check=False
         )
     finally:
         made.close()

@@ -33,7 +33,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     """Calls end with the process that made them: their tasks are cancelled, and the clients train again."""
     script = KILLED.format(path=[str(Path(__file__).parent)], store=str(tmp_path / "store"))
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False, env=dict(os.environ)
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=1800, check=False, env=dict(os.environ)
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     with Server.open(tmp_path / "store") as server:

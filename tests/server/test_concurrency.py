@@ -28,7 +28,7 @@ class Slow:
 
     def __call__(self, *args, **options):
         self.reached.set()
-        assert self.go.wait(20)
+        assert self.go.wait(600)
         self.apply(*args, **options)
 
 
@@ -57,7 +57,7 @@ def test_the_next_buffer_fills_while_a_round_is_made(slow):
     server = Server(fedbuff(buffer_size=2), vector(0.0), log=True)
     server.push(client=0, update=vector(1.0), version=0)
     first, made = start(lambda: server.push(client=1, update=vector(1.0), version=0))
-    assert slow.reached.wait(20)
+    assert slow.reached.wait(600)
     # A pull does not wait; an arrival joins the next buffer, and the round that is being made counts as done.
     assert server.pull().version == server.version == 0
     receipt = server.push(client=2, update=vector(2.0), version=0)
@@ -68,8 +68,8 @@ def test_the_next_buffer_fills_while_a_round_is_made(slow):
     time.sleep(0.05)
     assert not also_made
     slow.go.set()
-    first.join(20)
-    second.join(20)
+    first.join(600)
+    second.join(600)
     assert made[0].report.version == made[0].step == 1
     assert also_made[0].report.version == 2
     assert also_made[0].report.staleness.tolist() == [1, 1]
@@ -83,7 +83,7 @@ def test_push_waits_for_a_slot_or_raises(slow):
     server = Server(fedbuff(buffer_size=2), vector(0.0), max_slots=2)
     server.push(client=0, update=vector(), version=0)
     first, _ = start(lambda: server.push(client=1, update=vector(), version=0))
-    assert slow.reached.wait(20)
+    assert slow.reached.wait(600)
     for timeout in (0, 0.02):
         with pytest.raises(BusyError, match=r"\[push\] all 2 slots of max_slots are taken"):
             server.push(client=2, update=vector(), version=0, timeout=timeout)
@@ -91,8 +91,8 @@ def test_push_waits_for_a_slot_or_raises(slow):
     time.sleep(0.05)
     assert not result
     slow.go.set()
-    first.join(20)
-    waiting.join(20)
+    first.join(600)
+    waiting.join(600)
     assert (result[0].status, result[0].staleness) == ("joined", 1)
     assert server.counts == dict.fromkeys(server.counts, 0) | {"joined": 3, "refused": 2}
 
@@ -105,7 +105,7 @@ def test_a_refused_push_frees_its_slot_for_one_that_waits(monkeypatch):
     def slow_ingest(*arguments):
         if threading.current_thread() is bad:
             entered.set()
-            assert go.wait(20)
+            assert go.wait(600)
         return ingest(*arguments)
 
     def refused():
@@ -114,13 +114,13 @@ def test_a_refused_push_frees_its_slot_for_one_that_waits(monkeypatch):
     monkeypatch.setattr(InputAdapter, "ingest", slow_ingest)
     bad = threading.Thread(target=refused, daemon=True)
     bad.start()
-    assert entered.wait(20)
+    assert entered.wait(600)
     good, result = start(lambda: server.push(client=1, update=vector(), version=0))
     time.sleep(0.05)
     assert not result
     go.set()
-    bad.join(20)
-    good.join(20)
+    bad.join(600)
+    good.join(600)
     assert result[0].report.version == 1
 
 
@@ -180,13 +180,13 @@ def test_a_rule_that_calls_its_server_gets_an_error(call):
 def test_pulls_during_a_round_in_place_wait_for_whole_params(slow):
     server = Server(fedbuff(buffer_size=1), vector(0.0), inplace=True)
     pusher, _ = start(lambda: server.push(client=0, update=vector(), version=0))
-    assert slow.reached.wait(20)
+    assert slow.reached.wait(600)
     puller, pulled = start(server.pull)
     time.sleep(0.05)
     assert not pulled
     slow.go.set()
-    pusher.join(20)
-    puller.join(20)
+    pusher.join(600)
+    puller.join(600)
     assert (pulled[0].version, pulled[0].params.tolist()) == (1, [1.0] * D)
 
 
@@ -232,7 +232,7 @@ def test_a_push_that_began_before_a_close_is_refused(checkpoint, tmp_path, monke
 
     def held_up(self, *arguments):
         reached.set()
-        assert go.wait(20)
+        assert go.wait(600)
         return ingest(self, *arguments)
 
     monkeypatch.setattr(adapter, "ingest", held_up)
@@ -242,10 +242,10 @@ def test_a_push_that_began_before_a_close_is_refused(checkpoint, tmp_path, monke
         return True
 
     thread, refused = start(late)
-    assert reached.wait(20)
+    assert reached.wait(600)
     server.close(checkpoint=checkpoint)
     go.set()
-    thread.join(20)
+    thread.join(600)
     assert refused == [True]
     assert (server.joins, server.counts["refused"]) == (0, 1)
     monkeypatch.undo()
@@ -256,13 +256,13 @@ def test_a_push_that_began_before_a_close_is_refused(checkpoint, tmp_path, monke
 def test_a_close_without_a_checkpoint_waits_for_the_round_that_is_made(slow, tmp_path):
     server = Server(fedbuff(buffer_size=1), vector(0.0), store=tmp_path / "store")
     thread, made = start(lambda: server.push(client=1, update=vector(), version=0))
-    assert slow.reached.wait(20)
+    assert slow.reached.wait(600)
     closing, closed = start(lambda: server.close(checkpoint=False))
     time.sleep(0.1)
     assert not closed
     slow.go.set()
-    thread.join(20)
-    closing.join(20)
+    thread.join(600)
+    closing.join(600)
     assert made[0].report.version == 1
     with Server.open(tmp_path / "store") as again:
         assert again.version == 1
@@ -278,7 +278,7 @@ def test_a_close_just_before_the_round_is_published(call, tmp_path):
         run(job)
         job.driver = None  # its frames have ended
         closing, _ = start(lambda: server.close(checkpoint=False))
-        closing.join(20)
+        closing.join(600)
         assert aggregator_of(server).admission.closed
 
     if call == "flush":
@@ -303,7 +303,7 @@ def test_a_failed_step_is_reported_to_the_push_that_made_it(meanwhile, tmp_path)
         act = (lambda: server.load_state_dict(saved)) if meanwhile == "load" else (lambda: server.close())
         make_rounds_by(server, run)
         other, _ = start(act)
-        other.join(20)
+        other.join(600)
         assert not other.is_alive()
 
     make_rounds_by(server, failed)
@@ -315,11 +315,11 @@ def test_the_push_that_completes_a_round_makes_it(slow, monkeypatch):
     """Another thread that waits for a slot does not take the round away from it."""
     server = Server(fedbuff(buffer_size=1), vector(0.0), max_slots=1)
     thread, made = start(lambda: server.push(client=1, update=vector(), version=0))
-    assert slow.reached.wait(20)
+    assert slow.reached.wait(600)
     check_raises(BusyError, server.push, client=2, update=vector(), version=0, timeout=0)
     assert aggregator_of(server).admission.round.driver == thread.ident
     slow.go.set()
-    thread.join(20)
+    thread.join(600)
     assert made[0].report.version == 1
 
 

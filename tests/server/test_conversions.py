@@ -199,14 +199,14 @@ def test_in_place_a_conversion_waits_for_the_round_of_another_thread(monkeypatch
 
     def held(self, num_threads):
         started.set()
-        assert go_on.wait(30)
+        assert go_on.wait(600)
         make(self, num_threads)
 
     monkeypatch.setattr(Round, "make", held)
     server.push(client=1, version=0, update=np.ones(D, np.float32))
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(server.push, client=2, version=0, update=np.ones(D, np.float32))
-        assert started.wait(30)
+        assert started.wait(600)
         second = threads.submit(server.push, client=3, version=0, model=np.ones(D, np.float32))
         assert not wait([second], 0.05).done
         go_on.set()

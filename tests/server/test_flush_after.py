@@ -135,7 +135,7 @@ def test_pulls_do_not_wait_for_the_step_of_another_thread(clock, monkeypatch):
 
     def held(self, num_threads):
         started.set()
-        assert go_on.wait(30)
+        assert go_on.wait(600)
         make(self, num_threads)
 
     server = Server(fedbuff(buffer_size=2), vector(0.0), flush_after=10)
@@ -143,7 +143,7 @@ def test_pulls_do_not_wait_for_the_step_of_another_thread(clock, monkeypatch):
     monkeypatch.setattr(Round, "make", held)
     with ThreadPoolExecutor(1) as threads:
         other = threads.submit(push, server, 1)
-        assert started.wait(30)
+        assert started.wait(600)
         server.push(client=2, version=0, update=vector())
         clock.now += 11
         assert (server.pull().version, server.arrivals_waiting) == (0, 1)
@@ -158,7 +158,7 @@ def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock):
     def weigh(arrivals):
         if slow.is_set():
             started.set()
-            assert go_on.wait(30)
+            assert go_on.wait(600)
         return np.ones(len(arrivals))
 
     server = Server(replace(fedbuff(buffer_size=2), weigh=weigh), vector(0.0), flush_after=10)
@@ -166,7 +166,7 @@ def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock):
     slow.set()
     with ThreadPoolExecutor(1) as threads:
         other = threads.submit(push, server, "other")
-        assert started.wait(30)
+        assert started.wait(600)
         clock.now += 11
         assert (server.pull().version, server.arrivals_waiting) == (0, 1)
         assert not other.done()

@@ -28,7 +28,7 @@ def disturbed():
     writer.start()
     yield trees
     stop.set()
-    writer.join(30)
+    writer.join(600)
     assert not writer.is_alive()
 
 

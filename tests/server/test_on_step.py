@@ -149,16 +149,16 @@ def test_no_push_waits_for_another_ones_call():
         seen.append((report.version, threading.current_thread()))
         if report.version == 1:
             entered.set()
-            assert go.wait(20)
+            assert go.wait(600)
 
     server = Server(fedbuff(buffer_size=1), vector(0.0), on_step=on_step)
     first = threading.Thread(target=push, args=(server,), daemon=True)
     first.start()
-    assert entered.wait(20)
+    assert entered.wait(600)
     assert push(server).report.version == 2
     assert len(seen) == 1
     go.set()
-    first.join(20)
+    first.join(600)
     assert seen == [(1, first), (2, first)]
 
 

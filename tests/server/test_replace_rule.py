@@ -349,9 +349,9 @@ def test_threads_push_meanwhile():
     for thread in (*threads, other):
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     stop.set()
-    other.join(60)
+    other.join(600)
     assert server.counts["joined"] == 400
     again = replay(
         server.log, Server(fedbuff(buffer_size=3), vector(0.0), log=True), lambda j: vector(pushed[j.number])

@@ -43,7 +43,7 @@ def test_a_step_waits_for_a_push_that_reads_the_last_free_version(monkeypatch):
     monkeypatch.setattr(InputAdapter, "ingest", slow)
     assert server.push(task=task, model=vector()).status == "joined"
     version, thread, *_ = [each for each in waited if not isinstance(each, tuple)]
-    thread.join(20)
+    thread.join(600)
     assert version == 1, "the second step had no version to write into"
     assert server.version == 3
 
@@ -62,7 +62,7 @@ def test_threads_with_few_slots_and_few_versions_end():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
         assert not thread.is_alive()
     assert len(joined) == 240
     assert set(joined) <= {"joined", "expired"}

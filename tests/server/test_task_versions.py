@@ -46,7 +46,7 @@ class SlowMutex:
     def __enter__(self):
         if self.made and threading.current_thread().name == "A":
             self.waits.set()
-            assert self.go.wait(60)
+            assert self.go.wait(600)
         self.lock.acquire(True)
 
     def __exit__(self, *_):
@@ -68,7 +68,7 @@ def test_a_push_that_waits_for_the_mutex_holds_no_version():
     mutex = SlowMutex(monitor_of(server))
     slow = threading.Thread(target=lambda: server.push(client="a", version=0, update=ones()), name="A")
     slow.start()
-    assert mutex.waits.wait(60)
+    assert mutex.waits.wait(600)
     for _ in range(4):
         assert server.push(client="b", version=server.version, update=ones()).status == "joined"
     assert server.versions_held == 1
@@ -119,7 +119,7 @@ def test_frames_of_other_threads_hold_no_version(place, hold, monkeypatch):
     if place == "step":
         server.step([], out=ones())
     push("ann", 1)
-    switch.thread.join(60)
+    switch.thread.join(600)
     assert (outcomes, server.version) == (["joined"] * 4, 4)
 
 
@@ -139,7 +139,7 @@ def test_a_version_waits_until_a_task_is_read(read, make, monkeypatch):
 
     def slow(adapter, *arguments):
         begun.set()
-        assert go.wait(60)
+        assert go.wait(600)
         return copy(adapter, *arguments)
 
     monkeypatch.setattr(InputAdapter, name, slow)
@@ -156,7 +156,7 @@ def test_a_version_waits_until_a_task_is_read(read, make, monkeypatch):
 
     reader, maker = threading.Thread(target=reads), threading.Thread(target=makes)
     reader.start()
-    assert begun.wait(60)
+    assert begun.wait(600)
     maker.start()
     maker.join(0.2)
     assert maker.is_alive()
@@ -188,14 +188,14 @@ def test_a_flush_waits_until_a_conversion_is_done(call, monkeypatch):
     def slow(adapter, what, parts, slot, conversion=None, *others):
         if conversion is not None:
             begun.set()
-            assert go.wait(60)
+            assert go.wait(600)
         return ingest(adapter, what, parts, slot, conversion, *others)
 
     server.push(client="bob", version=1, update=ones())
     monkeypatch.setattr(InputAdapter, "ingest", slow)
     slow_push = threading.Thread(target=lambda: server.push(task=task, model=ones()))
     slow_push.start()
-    assert begun.wait(60)
+    assert begun.wait(600)
     made = []
     flusher = threading.Thread(target=lambda: made.append(getattr(server, call)()))
     flusher.start()

@@ -134,7 +134,7 @@ class Played:
             if threading.get_ident() == me:
                 other = threading.Thread(target=acted, daemon=True)
                 other.start()
-                other.join(20)
+                other.join(600)
                 assert not other.is_alive(), "the second actor waits for the first one"
                 assert not errors, errors
 

@@ -126,7 +126,7 @@ def awaits_trainings(module):
     """
     folder = os.environ["AFFLUX_TEST_TRAININGS"]
     enough = min(len(os.listdir(folder)) + 8, 38)
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 1800
     while parent_process() is not None and len(os.listdir(folder)) < enough:
         if time.monotonic() > give_up:
             raise TimeoutError("nobody trains beside the evaluation")

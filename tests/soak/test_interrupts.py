@@ -117,5 +117,5 @@ def test_interrupts_at_random(server, load, interrupts):
     (rule, memory), (size, threads) = server, load
     settings = {"rule": rule, "memory": memory, "size": size, "threads": threads, "interrupts": interrupts}
     code = textwrap.dedent(CODE).format(**settings, seed=size + threads)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -62,7 +62,7 @@ def default_interrupts():
 def run_python(*arguments, check=False, **environment):
     """Run Python in a process of its own, with these variables in its environment; its output is text."""
     command, environment = [sys.executable, *map(str, arguments)], os.environ | environment
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=check)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=check)
 
 
 def end_by_sigkill(*arguments):

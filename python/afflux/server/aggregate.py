@@ -63,7 +63,8 @@ def aggregate(
         UnavailableError: arrays on a GPU; a `Server` takes them.
 
     Cost: each array is read once, and `out` is written once. Arrays that are strided, or an `out` of float16, bfloat16
-    or of several dtypes, are copied.
+    or of several dtypes, are copied. For flat dicts of NumPy's and torch's own arrays, all trained or statistics of
+    torch's names, the layout (names, shapes and types) is made once, and kept for 64 kinds of trees.
 
     >>> import numpy as np
     >>> from afflux import aggregate
