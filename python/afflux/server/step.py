@@ -173,9 +173,7 @@ class StepBatch:
             return False
         number = call.version.version if type(call.version) is Pulled else call.version
         vectors = call.update, call.gradient, call.model
-        pushed: Pushed | None = self._aggregator.admission.lend(
-            call.client, number, *vectors, call.num_examples, call.loss
-        )
+        pushed = self._aggregator.admission.lend(call.client, number, *vectors, call.num_examples, call.loss)
         if pushed is None:
             return False
         push.intake, ticket.client_id, ticket.pulled = pushed, pushed[0], pushed[1]
