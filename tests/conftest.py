@@ -125,7 +125,7 @@ def ready(server):
     return server
 
 
-def check_error(text, call, *arguments, error=AffluxError, **options):
+def check_error(text, call, /, *arguments, error=AffluxError, **options):
     """Check that the call raises the error, with a message in which the pattern `text` is found; return the error."""
     with pytest.raises(error, match=text) as caught:
         call(*arguments, **options)
@@ -135,12 +135,12 @@ def check_error(text, call, *arguments, error=AffluxError, **options):
         del caught  # which refers to the error, whose traceback refers to this frame
 
 
-def check_refused(text, call, *arguments, **options):
+def check_refused(text, call, /, *arguments, **options):
     """Check that the call raises ConfigError, with a message in which the pattern `text` is found; return the error."""
     return check_error(text, call, *arguments, error=ConfigError, **options)
 
 
-def check_raises(error, call, *arguments, **options):
+def check_raises(error, call, /, *arguments, **options):
     """Check that the call raises the error, whatever its message; return the error."""
     return check_error(None, call, *arguments, error=error, **options)
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import pytest
 
-from conftest import ROOT, TESTS
+from conftest import ROOT, TESTS, check_raises
 from test_promises import suite
 
 PAGE = ROOT / "docs" / "fidelity.md"
@@ -92,5 +92,4 @@ def test_each_name_in_the_picture_of_a_push_and_a_round_exists():
         find(f"afflux.{name}")
     old = "## One push and one round\n\n```text\nM  server.late.flush_late  makes a step (store.store.Store)\n```\n"
     assert picture(old) == ["server.late.flush_late", "store.store.Store"]
-    with pytest.raises(AttributeError):
-        find("afflux.server.late.flush_late")
+    check_raises(AttributeError, find, "afflux.server.late.flush_late")

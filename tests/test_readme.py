@@ -48,9 +48,7 @@ def test_flowers_example_takes_the_versions_of_the_extra():
     """`flwr run` installs them: those that the tests run with."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["flower"]
     example = tomllib.loads((ROOT / "examples" / "flower" / "pyproject.toml").read_text())["project"]["dependencies"]
-    ranges = [
-        Requirement(next(each for each in texts if each.startswith("flwr"))).specifier for texts in (extras, example)
-    ]
+    ranges = [Requirement(next(t for t in texts if t.startswith("flwr"))).specifier for texts in (extras, example)]
     assert ranges[0] == ranges[1]
     tested = re.search(r"^flwr\S*==(.+)$", (ROOT / ".ci" / "frameworks.txt").read_text(), re.MULTILINE)
     assert all(version in ranges[0] for version in ("1.41.0", tested[1]))

@@ -143,7 +143,7 @@ def test_json_has_a_line_for_each_contender(result, quick):
     lines = quick[1].splitlines()
     assert all(sum(json.dumps(entry) in line for line in lines) == 1 for entry in everything(result["cases"][0]))
     assert to_json({"a": [], "b": {"c": [1, {}]}, "d": {"e": None}}).splitlines() == [
-        *("{", ' "a": [', " ],", ' "b": {', '  "c": [', "   1,", "   {}", "  ]", " },", ' "d": {"e": null}', "}"),
+        *("{", ' "a": [', " ],", ' "b": {', '  "c": [', "   1,", "   {}", "  ]", " },", ' "d": {"e": null}', "}")
     ]
 
 

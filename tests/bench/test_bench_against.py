@@ -12,7 +12,7 @@ import pytest
 
 from afflux import _engine, ops
 from benching import THREADS, D, M, bench, cache  # noqa: F401
-from conftest import ROOT
+from conftest import ROOT, check_error
 from pairwise import soak
 
 pytest.importorskip("rich")
@@ -73,8 +73,7 @@ def test_finds_a_build(checkout, tmp_path):
 def test_a_build_that_cannot_be_loaded_says_why(checkout):
     with (checkout / "python" / "afflux" / "__init__.py").open("a", encoding="utf-8") as file:
         file.write("\nfrom afflux import no_codecs\n")
-    with pytest.raises(builds.NoBuild, match="no_codecs"):
-        builds.BuildProcess(builds.find(checkout), None)
+    check_error("no_codecs", builds.BuildProcess, builds.find(checkout), None, error=builds.NoBuild)
 
 
 def test_a_process_that_ends_is_an_error(tmp_path):

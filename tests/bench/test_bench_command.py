@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benching import D, bench, bench_process, cache  # noqa: F401
-from conftest import ROOT
+from conftest import ROOT, check_error
 
 pytest.importorskip("rich")
 pytest.importorskip("typer")
@@ -76,8 +76,7 @@ def test_without_a_compiler_the_run_goes_on(monkeypatch, tmp_path):
 def test_a_compiler_that_fails_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", f"{sys.executable} -c 'raise SystemExit(3)'")
-    with pytest.raises(native_probes.MissingCompiler, match="failed"):
-        native_probes.library.__wrapped__()
+    check_error("failed", native_probes.library.__wrapped__, error=native_probes.MissingCompiler)
     assert not list((tmp_path / "afflux").glob("*.so"))
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from benching import bench
-from conftest import ROOT
+from conftest import ROOT, check_error
 
 pytest.importorskip("rich")
 pytest.importorskip("typer")
@@ -38,8 +38,7 @@ def test_one_command_makes_the_tables_and_pictures_of_all_tracked_results(tmp_pa
 def test_a_page_without_a_place_for_tables_stays(tmp_path):
     page = tmp_path / "README.md"
     page.write_text(BEGIN)
-    with pytest.raises(ValueError, match="has no lines <!-- machines -->"):
-        write(page, MACHINES, ROWS)
+    check_error("has no lines <!-- machines -->", write, page, MACHINES, ROWS, error=ValueError)
     assert page.read_text() == BEGIN
 
 
@@ -71,8 +70,7 @@ def test_what_holds_no_results_is_named(tmp_path, text):
 
 
 def test_a_folder_without_results_says_how_to_make_some(tmp_path):
-    with pytest.raises(ValueError, match=r"has no results: python -m bench --json"):
-        markdown(tmp_path, ROWS)
+    check_error(r"has no results: python -m bench --json", markdown, tmp_path, ROWS, error=ValueError)
 
 
 def test_options_that_would_be_ignored_are_refused(tmp_path):

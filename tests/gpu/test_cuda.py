@@ -99,10 +99,9 @@ def test_parts_on_a_gpu_are_refused():
 def test_the_limit_of_updates_is_for_rounds_that_replace_nothing():
     vector, out, update, held = (put(np.ones(3, np.float32)) for _ in range(4))
     combine, vectors = ops.Combine([update], np.ones(1), most=1.0), ops.RuleVectors([held], np.ones(1))
-    with pytest.raises(
-        UnavailableError, match=r"\[apply\] combine.most on a GPU is for rounds without cached rows and"
-    ):
-        ops.apply(ops.Pass(vector, out, combine, rule_vectors=vectors))
+    text = r"\[apply\] combine.most on a GPU is for rounds without cached rows and"
+    round = ops.Pass(vector, out, combine, rule_vectors=vectors)
+    check_error(text, ops.apply, round, error=UnavailableError)
 
 
 @needs_device

@@ -16,7 +16,7 @@ from afflux.server.plan import plan
 from afflux.store import check
 from afflux.store.segments import Segments
 from commands import invoke
-from conftest import bits, check_error
+from conftest import bits, check_error, check_raises
 from device import emulated, libraries, needs_device, on_host
 from inside import aggregator_of, index_of, slots_limit, store_of
 from stores import same
@@ -290,8 +290,7 @@ def test_who_waits_for_a_slot_has_no_row_on_the_device(kept, moved):
     for client in range(M):
         server.push(client=client, **{server.rule.kind: vector(client)}, version=0)
     held = [aggregator_of(server).plane.reserve() for _ in range(M)]
-    with pytest.raises(BusyError):
-        server.push(client=1, **{server.rule.kind: vector(1)}, version=1, timeout=0)
+    check_raises(BusyError, server.push, client=1, **{server.rule.kind: vector(1)}, version=1, timeout=0)
     assert not list(server.rows.memory.staging._staged)
     del held
 

@@ -11,7 +11,7 @@ import pytest
 from afflux import AffluxError, BusyError, Server, UnavailableError, ops
 from afflux.arrays.interop import on_host as to_numpy
 from afflux.rules import RULES, ca2fl, fadas, fedbuff, mf_ca2fl, wkafl, zenopp
-from conftest import FORKS, bits, check_error, same_state
+from conftest import FORKS, bits, check_error, check_raises, same_state
 from device import emulated, libraries, needs_device, on_host
 from inside import aggregator_of, slots_taken
 from stores import same
@@ -311,8 +311,7 @@ def test_out_of_memory_changes_nothing(monkeypatch, vectors):
                 return own(*arguments)
 
             monkeypatch.setattr("cupy.empty", empty)
-            with pytest.raises(MemoryError):
-                server.push(client=4, **{server.rule.kind: vectors[3]}, version=0)
+            check_raises(MemoryError, server.push, client=4, **{server.rule.kind: vectors[3]}, version=0)
             monkeypatch.undo()
             after = server.state_dict()
             same_state(before | {"meta": None}, after | {"meta": None})

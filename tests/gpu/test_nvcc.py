@@ -31,6 +31,4 @@ def test_the_kernels_keep_to_registers_and_whole_lines():
 def test_releases_are_for_every_generation(tmp_path):
     run(CMAKE, "-S", ROOT, "-B", tmp_path, "-G", "Unix Makefiles", "-DAFFLUX_CUDA=release")
     flags = (tmp_path / "engine/CMakeFiles/afflux_cuda.dir/flags.make").read_text()
-    assert re.findall(r"code=\[(.*?)\]", flags) == [
-        *("compute_80,sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-    ]
+    assert re.findall(r"code=\[(.*?)\]", flags) == ["compute_80,sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]

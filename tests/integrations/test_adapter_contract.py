@@ -19,6 +19,7 @@ from afflux import AffluxError, Join, Server, replay
 from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff, mf_ca2fl
 from afflux.rules.staleness import Constant
 from afflux.rules.weights import Given
+from conftest import check_error
 from pairwise import soak
 
 CLIENTS = 4
@@ -229,8 +230,7 @@ def started(request, monkeypatch, folder):
         if error is None:
             own.start(rule, own.clients, steps, **settings)
         else:
-            with pytest.raises((RuntimeError, AffluxError), match=error):
-                own.start(rule, own.clients, steps, **settings)
+            check_error(error, own.start, rule, own.clients, steps, error=(RuntimeError, AffluxError), **settings)
         return own
 
     start.adapter = request.param

@@ -6,11 +6,11 @@ from math import inf
 
 import pytest
 
-from afflux import AffluxError
 from afflux.integrations._frameworks import warn_of_version
 from afflux.integrations._reading import finite_number, means_of
 from afflux.integrations._settings import RunSettings, rule_of
 from afflux.rules import ca2fl, fadas, fedasync, fedbuff, make
+from conftest import check_error
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,7 @@ def test_rules_of_configurations(framework, rule, options, expected):
     ],
 )
 def test_what_describes_no_rule_is_refused(framework, rule, options, message):
-    with pytest.raises(AffluxError, match=re.escape(message)):
-        rule_of(framework, rule, options)
+    check_error(re.escape(message), rule_of, framework, rule, options)
 
 
 def test_settings_that_have_no_meaning_are_other_arguments():

@@ -20,6 +20,7 @@ from afflux.integrations import appfl as adapter
 from afflux.integrations.appfl import AffluxAggregator
 from afflux.rules import ca2fl, fadas, fedasync, fedbuff, make
 from appfl_here import Net, aggregator, counted, flat, moved
+from conftest import check_error
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,8 +88,7 @@ def test_a_late_step_is_made_after_a_push():
     ids=lambda value: str(value)[:40],
 )
 def test_a_wrong_configuration_is_refused(configs, message):
-    with pytest.raises(AffluxError, match=re.escape(message)):
-        aggregator(**configs)
+    check_error(re.escape(message), aggregator, **configs)
 
 
 def test_a_configuration_is_a_mapping():
@@ -134,8 +134,7 @@ def test_the_model_of_the_configuration(tmp_path):
     assert torch.equal(named.get_parameters()["w"], torch.randn(3))
     torch.manual_seed(1)
     assert torch.equal(by_function.get_parameters()["w"], torch.randn(2))
-    with pytest.raises(AffluxError, match="there is no model"):
-        AffluxAggregator(aggregator_configs={"K": 2})
+    check_error("there is no model", AffluxAggregator, aggregator_configs={"K": 2})
     with pytest.raises(AffluxError, match="gives no model"):
         AffluxAggregator(aggregator_configs={"model_configs": {"model_path": str(tmp_path / "none.py")}})
 

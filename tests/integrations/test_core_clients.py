@@ -10,6 +10,7 @@ from afflux.integrations._appfl_clients import KnownClients
 from afflux.integrations._core import Trained, TrainingRun
 from afflux.integrations._settings import RunSettings
 from afflux.rules import fedasync, fedbuff, gsgm
+from conftest import check_error
 from core_runs import MODEL, Clock, OutOfMemory, run_of, trained
 
 
@@ -90,10 +91,8 @@ def test_a_client_that_fails_rests_for_longer_each_time():
         for address in (1, 2):
             run.sent("a", run.assign(address), address)
             run.fail("a", "out of memory")
-    with pytest.raises(
-        RuntimeError, match=r"none of 2 clients is of use: .* 3 times in a row or more, .*out of memory"
-    ):
-        run.clients.require_some_of_use()
+    text = r"none of 2 clients is of use: .* 3 times in a row or more, .*out of memory"
+    check_error(text, run.clients.require_some_of_use, error=RuntimeError)
     run.clients.are([1, 2, 3])
     run.clients.require_some_of_use()
 

@@ -2,16 +2,13 @@
 
 import pytest
 
-from afflux import AffluxError, Server
+from afflux import Server
 from afflux.integrations._core import Trained
 from afflux.rules import afa_cs, ca2fl, fedasync, gsgm, mf_ca2fl
+from conftest import check_error
 from core_runs import one_round, run_of, trained
 
-ROWS = [
-    lambda: ca2fl(buffer_size=2),
-    lambda: mf_ca2fl(buffer_size=2),
-    lambda: afa_cs(buffer_size=2),
-]
+ROWS = [lambda: ca2fl(buffer_size=2), lambda: mf_ca2fl(buffer_size=2), lambda: afa_cs(buffer_size=2)]
 
 
 @pytest.mark.parametrize("rule", ROWS)
@@ -23,8 +20,7 @@ def test_a_store_with_rows_needs_clients_that_it_knows(tmp_path, rule):
     run.close({})
     again = run_of(rule(), store=store, **rates)
     again.clients.are([21, 22])
-    with pytest.raises(AffluxError, match=r"keeps something for 2 clients .* none of the 2 .* and with client_key="):
-        again.clients.require_known()
+    check_error(r"keeps something for 2 clients .* none of the 2 .* and with client_key=", again.clients.require_known)
     again.clients.are([21, 12])
     again.clients.require_known()
     again.close()
@@ -43,8 +39,7 @@ def test_a_store_with_rows_is_not_resumed_with_the_names_in_replies(tmp_path):
     run.close({})
     run = run_of(ca2fl(buffer_size=2), store=store, key="name")
     message = r"its address \(client_key=None\) .* and this run has client_key='name': give"
-    with pytest.raises(AffluxError, match=message):
-        run.resume(dict)  # closes the store
+    check_error(message, run.resume, dict)
     for key in (lambda address: address, None):  # the ids themselves are compared
         run = run_of(ca2fl(buffer_size=2), store=store, key=key)
         run.resume(dict)
@@ -53,8 +48,7 @@ def test_a_store_with_rows_is_not_resumed_with_the_names_in_replies(tmp_path):
     for key, refused in (("name", False), ("name", False), ("other", True)):
         run = run_of(ca2fl(buffer_size=2), store=named, key=key)
         if refused:
-            with pytest.raises(AffluxError, match=r"with client_key='name' .* and this run has client_key='other'"):
-                run.resume(dict)
+            check_error(r"with client_key='name' .* and this run has client_key='other'", run.resume, dict)
         else:
             run.resume(dict)
             one_round(run, [11, 12], **{"11": "ann", "12": "bob"})
@@ -128,8 +122,7 @@ def test_a_rule_of_passes_needs_clients_that_it_knows(tmp_path):
     run.close({})
     again = run_of(rule, store=tmp_path / "store", num_clients=4, **rates)
     again.clients.are([7, 8, 9])
-    with pytest.raises(AffluxError, match=r"keeps something for \d clients"):
-        again.clients.require_known()
+    check_error(r"keeps something for \d clients", again.clients.require_known)
     again.close()
 
 

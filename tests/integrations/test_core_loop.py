@@ -5,10 +5,11 @@ import time
 
 import pytest
 
-from afflux import AffluxError, Join, Server
+from afflux import Join, Server
 from afflux.integrations._loop import Loop
 from afflux.integrations._versions import OncePerVersion
 from afflux.rules import ca2fl, fedasync, fedbuff
+from conftest import check_error
 from core_runs import MODEL, Clock, Echo, looped, run_of, trained
 from pairwise import soak
 
@@ -131,8 +132,7 @@ def test_clients_get_tasks_when_dispatch_size_places_are_free():
             transport, 5, fedbuff(buffer_size=4), concurrency=4, dispatch_size=size, server_options={"log": True}
         )
         assert any(entry.staleness for entry in run.server.log if isinstance(entry, Join)) is stale
-    with pytest.raises(AffluxError, match="dispatch_size is 5, must be at most concurrency, 4"):
-        run_of(concurrency=4, dispatch_size=5)
+    check_error("dispatch_size is 5, must be at most concurrency, 4", run_of, concurrency=4, dispatch_size=5)
     run = run_of(num_clients=2, dispatch_size=9)  # at most as many as may train
     run.clients.are([1, 2])
     assert sorted(run.choose()) == [1, 2]
@@ -157,8 +157,7 @@ def test_updates_that_are_all_0_are_said_once(rule, caplog):
 def test_a_reply_without_examples_says_so(caplog):
     transport = Echo()
     transport.read = lambda: trained(num_examples=0)
-    with pytest.raises(RuntimeError, match="num_examples is 0"):
-        looped(transport, 3, max_failures=2, retry_after=0.001)
+    check_error("num_examples is 0", looped, transport, 3, max_failures=2, retry_after=0.001, error=RuntimeError)
     assert "its reply is empty. num_examples is 0" in caplog.text
 
 

@@ -2,13 +2,14 @@
 
 import io
 import random
-import tracemalloc
 
 import numpy as np
 import pytest
 
 from afflux import AffluxError
 from afflux.arrays.npy import array_of, bytes_of
+from conftest import check_raises
+from surroundings import traced_memory_below
 
 
 def saved(array, **options):
@@ -65,13 +66,8 @@ FLOAT = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%s), }\n"
     ],
 )
 def test_made_up_files_are_refused_at_once(data):
-    tracemalloc.start()
-    try:
-        with pytest.raises(AffluxError):
-            array_of(data)
-        assert tracemalloc.get_traced_memory()[1] < 10**6
-    finally:
-        tracemalloc.stop()
+    with traced_memory_below(10**6):
+        check_raises(AffluxError, array_of, data)
 
 
 def test_random_bytes_are_refused_or_read():

@@ -17,6 +17,7 @@ from afflux.ops.validation import brief
 from afflux.rules import ca2fl, fedavg, fedbuff, gsgm
 from afflux.rules.rule import Needs
 from afflux.rules.weights import Given
+from conftest import check_error
 from core_runs import MODEL, OutOfMemory, run_of, trained
 from hostile import Raises
 from pairwise import soak
@@ -258,7 +259,6 @@ def test_replies_of_models_with_roles(delta, tmp_path):
 
 
 def test_wrong_roles_are_refused():
-    with pytest.raises(AffluxError, match=r"roles is \['w'\], must be "):
-        RunSettings(roles=["w"])
+    check_error(r"roles is \['w'\], must be ", RunSettings, roles=["w"])
     with pytest.raises(AffluxError, match="roles has 'v', which matches no array"):
         TrainingRun(fedbuff(), with_roles(), RunSettings(roles={"v": "local"}), num_clients=4)

@@ -7,7 +7,12 @@ from afflux.integrations._core import TrainingRun
 from afflux.integrations._loop import Loop
 from afflux.integrations._settings import RunSettings
 from afflux.rules import ca2fl, fedavg, fedbuff
+from conftest import check_error, check_raises
 from core_runs import MODEL, Echo, looped, one_round, run_of, trained
+
+
+class Other(Echo):
+    name = "other"
 
 
 def test_the_notes_are_stored_before_the_first_step(tmp_path):
@@ -17,16 +22,11 @@ def test_the_notes_are_stored_before_the_first_step(tmp_path):
         def send(self, address, task):
             raise KeyboardInterrupt
 
-    class Other(Echo):
-        name = "other"
-
     run = run_of(store=tmp_path / "store")
     loop = Loop(run, Interrupted())
-    with pytest.raises(KeyboardInterrupt):
-        loop.run(3)
+    check_raises(KeyboardInterrupt, loop.run, 3)
     run.server.close(checkpoint=False)  # killed
-    with pytest.raises(AffluxError, match="the store is of a run of 'first', and this one is of other"):
-        looped(Other(), 3, store=tmp_path / "store")
+    check_error("of a run of 'first', and this one is of other", looped, Other(), 3, store=tmp_path / "store")
 
 
 def test_metrics_outlive_an_interrupt(tmp_path):
@@ -40,8 +40,7 @@ def test_metrics_outlive_an_interrupt(tmp_path):
             raise KeyboardInterrupt
 
     transport = Interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        looped(transport, 9, store=tmp_path / "store", checkpoint_every=100)
+    check_raises(KeyboardInterrupt, looped, transport, 9, store=tmp_path / "store", checkpoint_every=100)
     again = Echo()
     looped(again, 9, store=tmp_path / "store")
     assert again.told == {"steps": [[step, 2] for step in range(1, 6)]}
@@ -49,16 +48,12 @@ def test_metrics_outlive_an_interrupt(tmp_path):
 
 
 def test_a_store_goes_on_with_its_own_adapter(tmp_path):
-    class Other(Echo):
-        name = "other"
-
     class Named(Echo):
         name = "named"
 
     for transport in (Echo(), Named(), Named()):  # a store without a name is any adapter's
         looped(transport, 3, store=tmp_path / "store")
-    with pytest.raises(AffluxError, match=r"the store is of a run of 'named', and this one is of other"):
-        looped(Other(), 3, store=tmp_path / "store")
+    check_error("the store is of a run of 'named', and this", looped, Other(), 3, store=tmp_path / "store")
     Server.open(tmp_path / "store").close()
 
 
@@ -67,8 +62,7 @@ def test_notes_that_cannot_be_made_leave_no_lock(tmp_path):
         def notes(self):
             raise TypeError("no notes")
 
-    with pytest.raises(TypeError, match="no notes"):
-        looped(NoNotes(), 3, store=tmp_path / "store")
+    check_error("no notes", looped, NoNotes(), 3, store=tmp_path / "store", error=TypeError)
     Server.open(tmp_path / "store").close()
 
 
@@ -81,10 +75,9 @@ def test_a_start_that_fails_leaves_no_lock(tmp_path):
     class Strict(Echo):
         schema = dict[str, list[int]]
 
-    with pytest.raises(AffluxError, match="notes are not those of this adapter"):
-        looped(Strict(), 3, ca2fl(buffer_size=2), store=store)
-    with pytest.raises(AffluxError, match="none of the 2 clients that are there"):
-        looped(Echo(clients=(8, 9)), 3, ca2fl(buffer_size=2), store=store)
+    check_error("notes are not those of this adapter", looped, Strict(), 3, ca2fl(buffer_size=2), store=store)
+    strangers = Echo(clients=(8, 9))
+    check_error("none of the 2 clients that are there", looped, strangers, 3, ca2fl(buffer_size=2), store=store)
     with pytest.raises(AffluxError, match="another model"):
         TrainingRun(ca2fl(buffer_size=2), {"w": MODEL["w"]}, RunSettings(store=store), num_clients=2)
     Server.open(store).close()
@@ -132,8 +125,7 @@ def test_the_arrays_of_a_store_may_come_in_another_order(tmp_path):
         assert first[name].shape == second[name].shape == MODEL[name].shape
         assert second[name].tobytes() == first[name].tobytes()  # the reply is the same model
     other = {"w": MODEL["w"], "b": MODEL["b"][:3]}
-    with pytest.raises(AffluxError, match=r"another model: 'b' is an array of shape \(4,\) there, and an .*\(3,\) in"):
-        run(other, 0)
+    check_error(r"another model: 'b' is an array of shape \(4,\) there, and an .*\(3,\) in", run, other, 0)
     with pytest.raises(AffluxError, match=r"'c' is no array of this name there, and an array of shape \(4,\) in"):
         run({**MODEL, "c": MODEL["b"]}, 0)
 
@@ -163,7 +155,6 @@ def test_a_resumed_run_applies_its_options_and_refuses_what_cannot_change(tmp_pa
         ({"server_options": {"log": True}}, r"\[open\] log is True, and False in the store"),
         ({"server_options": {"facts": ("rows",)}}, r"facts is \('rows', .*, and \('tokens', .* in the store"),
     ):
-        with pytest.raises(AffluxError, match=both):
-            run_of(fedavg(buffer_size=2), store=tmp_path / "store", **settings)
+        check_error(both, run_of, fedavg(buffer_size=2), store=tmp_path / "store", **settings)
     assert not caplog.messages
     Server.open(tmp_path / "store").close()

@@ -7,6 +7,7 @@ from afflux import AffluxError, Server
 from afflux.integrations._core import TrainingRun
 from afflux.integrations._settings import RunSettings, require_absolute_store
 from afflux.rules import fedbuff
+from conftest import check_error
 from core_runs import MODEL, run_of
 
 
@@ -24,8 +25,7 @@ from core_runs import MODEL, run_of
     ],
 )
 def test_settings_are_checked(wrong, message):
-    with pytest.raises(AffluxError, match=rf"\[settings(\.server_options)?\].*{message}"):
-        RunSettings(**wrong)
+    check_error(rf"\[settings(\.server_options)?\].*{message}", RunSettings, **wrong)
 
 
 class Anything:
@@ -50,8 +50,7 @@ def test_a_relative_store_is_refused_where_the_folder_may_change(tmp_path):
 
 def test_a_stored_server_that_raises_for_faults_is_refused(tmp_path):
     Server(fedbuff(buffer_size=2), MODEL, store=tmp_path / "store").close()
-    with pytest.raises(AffluxError, match='faults="raise"'):
-        run_of(store=tmp_path / "store")
+    check_error('faults="raise"', run_of, store=tmp_path / "store")
     Server.open(tmp_path / "store").close()  # it is not locked
 
 

@@ -9,6 +9,7 @@ import flgo_points  # noqa: F401  # first: it skips these tests where FLGo is no
 from afflux.integrations import flgo as adapter
 from afflux.integrations.flgo import BasicClient, algorithm
 from afflux.rules import fedbuff
+from conftest import check_error
 from flgo_runs import flat, in_a_folder, simulator, started  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("default")  # FLGo's and torch's own
@@ -81,8 +82,7 @@ def test_a_package_that_is_of_no_use_changes_nothing_but_a_count(kind, alone):
 def test_a_client_that_is_drawn_alone_and_always_fails_ends_the_run():
     """The buffer needs both clients, and FLGo draws no client again whose model is in it."""
     runner = started(algorithm(fedbuff(buffer_size=2), client=bad("nan"), max_failures=4), clients=2)
-    with pytest.raises(RuntimeError, match=r"none of 1 clients is of use: each has failed 4 times in a row"):
-        runner.run()
+    check_error(r"none of 1 clients is of use: each has failed 4 times in a row", runner.run, error=RuntimeError)
 
 
 def test_packages_that_are_late_lost_or_repeated(alone):
@@ -124,8 +124,7 @@ def test_clients_that_all_drop_out_end_the_run():
 
 def test_clients_that_are_all_too_late_end_the_run():
     runner = started(algorithm(fedbuff(buffer_size=2), timeout=2, max_failures=3), clients=2)
-    with pytest.raises(RuntimeError, match=r"none of 2 clients is of use: .* no reply within 2 s"):
-        runner.run()
+    check_error(r"none of 2 clients is of use: .* no reply within 2 s", runner.run, error=RuntimeError)
 
 
 @pytest.mark.parametrize("timeout", [None, 20])
@@ -141,8 +140,7 @@ def test_a_run_whose_clients_have_left_ends(first, timeout, monkeypatch):
 
     monkeypatch.setattr(adapter, "_MOST_IDLE", 200)
     runner = started(algorithm(fedbuff(buffer_size=6), timeout=timeout), simulator=Left, sample="uniform_available")
-    with pytest.raises(RuntimeError, match=rf"no client has trained for 200 moments .* apart from {first} whose"):
-        runner.run()
+    check_error(rf"no client has trained for 200 moments .* apart from {first} whose", runner.run, error=RuntimeError)
     assert runner.server.version == 0
     assert runner.lost["overdue"] == 0
 

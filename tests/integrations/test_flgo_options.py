@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import flgo_points  # noqa: F401  # first: it skips these tests where FLGo is not installed
-from afflux import AffluxError, rules
+from afflux import rules
 from afflux.integrations.flgo import algorithm
 from afflux.rules import fedbuff
+from conftest import check_error
 from flgo_points import flgo
 from flgo_runs import in_a_folder, started  # noqa: F401
 
@@ -37,8 +38,7 @@ def test_rules_from_configurations():
         ({"name": "fedbuff", "buffer_ratio": 0.01}, "buffer_size"),
         ({"name": "fedbuff", "buffer_size": 7}, "buffer_size is 7 of 6 clients"),
     ]:
-        with pytest.raises(AffluxError, match=re.escape(message)):
-            started(algorithm(wrong))
+        check_error(re.escape(message), started, algorithm(wrong))
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,7 @@ def test_rules_from_configurations():
     ],
 )
 def test_what_has_no_meaning_is_refused(settings, options, message):
-    with pytest.raises(AffluxError, match=re.escape(message)):
-        started(algorithm(fedbuff(buffer_size=2), **settings), **options)
+    check_error(re.escape(message), lambda: started(algorithm(fedbuff(buffer_size=2), **settings), **options))
 
 
 def test_a_setting_of_another_name_is_refused():

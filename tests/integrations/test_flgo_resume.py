@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import flgo_points as points
-from afflux import AffluxError, Server
+from afflux import Server
 from afflux.integrations import flgo as adapter
 from afflux.integrations.flgo import algorithm
 from afflux.rules import ca2fl, fedbuff
+from conftest import check_error, check_raises
 from flgo_points import OPTIONS, Latencies, flgo
 from flgo_runs import flat, in_a_folder, started  # noqa: F401
 
@@ -85,8 +86,7 @@ def test_a_run_is_killed_and_goes_on(tmp_path, monkeypatch):
     assert output["time"] == sorted(output["time"])
     assert output["time"][int(version)] == noted["output"]["time"][-1]
     assert runner.server.counts["joined"] == 24 > joined
-    with pytest.raises(AffluxError, match="ca2fl"):
-        go_on(9, fedbuff(buffer_size=3))
+    check_error("ca2fl", go_on, 9, fedbuff(buffer_size=3))
 
     again = go_on(8)  # nothing is left to do
     before = again.server.params.tobytes()
@@ -116,8 +116,7 @@ def test_a_step_that_was_stored_but_not_logged_is_evaluated(interval, tmp_path):
 
     runner.gv.logger.log_once = stopping
     runner.training.close = lambda notes: runner.server.close(checkpoint=False)  # as if the process had ended
-    with pytest.raises(Killed):
-        runner.run()
+    check_raises(Killed, runner.run)
     runner = started(algorithm(fedbuff(buffer_size=2), store=tmp_path / "store"), num_rounds=5, **decay)
     assert runner.server.version == 4
     runner.run()

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
 
 from afflux.rules import fedbuff, wkafl
+from conftest import check_error
 from flower_grid import Error, FakeGrid, Message, adds, bad, flat, initial, said, strategy
 
 FAULTS = {
@@ -74,11 +75,9 @@ def test_lost_late_and_repeated_replies():
 
 
 def test_a_run_with_useless_replies_alone_ends():
-    grid = FakeGrid({1: bad("error"), 2: bad("nan")})
-    with pytest.raises(
-        RuntimeError, match=r"none of 2 clients is of use: .* 3 times in a row or more, .*(memory|non-finite)"
-    ):
-        strategy(fedbuff(), max_failures=3, retry_after=0.001).start(grid, initial())
+    start = strategy(fedbuff(), max_failures=3, retry_after=0.001).start
+    text = r"none of 2 clients is of use: .* 3 times in a row or more, .*(memory|non-finite)"
+    check_error(text, start, FakeGrid({1: bad("error"), 2: bad("nan")}), initial(), error=RuntimeError)
 
 
 @pytest.mark.parametrize("key", ["", None])

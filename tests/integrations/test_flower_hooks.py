@@ -14,6 +14,7 @@ from afflux import AffluxError, rules
 from afflux.integrations import _flower_run
 from afflux.integrations.flower import AsyncStrategy, model_of
 from afflux.rules import ca2fl, fedbuff
+from conftest import check_error, check_raises
 from flower_grid import FakeGrid, adds, all_of, flat, grid_of, initial, logged, strategy
 
 __all__ = ["logged"]
@@ -30,8 +31,7 @@ def train_configs(grid):
 )
 def test_hooks_of_rounds_are_refused(name, instead):
     own = type("Own", (AsyncStrategy,), {name: lambda self, *arguments: None})
-    with pytest.raises(AffluxError, match=rf"Own\.{name} would never be called: .*{instead}"):
-        own(fedbuff(buffer_size=2))
+    check_error(rf"Own\.{name} would never be called: .*{instead}", own, fedbuff(buffer_size=2))
     with pytest.raises(AffluxError, match=rf"\[{name}\] AsyncStrategy has no rounds: .*{instead}"):
         getattr(strategy(fedbuff(buffer_size=2)), name)(1, [])
     assert type("Own", (AsyncStrategy,), {"summary": lambda self: None})(fedbuff(buffer_size=2)).rule.buffer_size == 2
@@ -40,15 +40,13 @@ def test_hooks_of_rounds_are_refused(name, instead):
 def test_a_hook_of_rounds_on_the_object_is_refused():
     own = strategy(fedbuff())
     own.aggregate_train = lambda *arguments: (None, None)
-    with pytest.raises(AffluxError, match=r"AsyncStrategy\.aggregate_train would never be called"):
-        own.start(grid_of(1.0), initial())
+    check_error(r"AsyncStrategy\.aggregate_train would never be called", own.start, grid_of(1.0), initial())
 
 
 def test_a_wrapper_of_rounds_is_refused():
     wrapper = DifferentialPrivacyServerSideFixedClipping(strategy(fedbuff(buffer_size=2)), 1.0, 1.0, 2)
     grid = grid_of(1.0, 2.0)
-    with pytest.raises(AffluxError, match=r"\[configure_train\] AsyncStrategy has no rounds"):
-        wrapper.start(grid, initial(), num_rounds=2)
+    check_error(r"\[configure_train\] AsyncStrategy has no rounds", wrapper.start, grid, initial(), num_rounds=2)
     assert not grid.sent
 
 
@@ -66,8 +64,7 @@ def test_a_rule_may_be_its_name_or_its_text(rule, expected):
 
 @pytest.mark.parametrize("wrong", [None, fedbuff, rules, "fedbufff", "fedbuff:size=3", "fedbuff:buffer_size", 3])
 def test_a_first_argument_that_is_no_rule_is_refused(wrong):
-    with pytest.raises(AffluxError, match=r"must be a [Rr]ule|no option 'size'|buffer_size is ''"):
-        AsyncStrategy(wrong)
+    check_error(r"must be a [Rr]ule|no option 'size'|buffer_size is ''", AsyncStrategy, wrong)
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
@@ -107,8 +104,7 @@ def test_a_function_that_makes_no_configuration_is_refused(wrong):
     with pytest.raises(AffluxError, match=rf"the result of {wrong} for .*step 1 is None, must be a ConfigRecord"):
         own.start(grid_of(1.0), initial(), train_config=functions["train_config"])
     assert own.server.tasks == ()
-    with pytest.raises(AffluxError, match=r"\[AsyncStrategy\] choose is 3, must be a function"):
-        strategy(fedbuff(), choose=3)
+    check_error(r"\[AsyncStrategy\] choose is 3, must be a function", strategy, fedbuff(), choose=3)
 
 
 @pytest.mark.parametrize("rule", [fedbuff(buffer_size=2), ca2fl(buffer_size=2)], ids=lambda rule: rule.name)
@@ -180,8 +176,7 @@ def test_the_aggregation_of_metrics_gets_the_records_of_the_reply(tmp_path):
             return super().pull_messages(keys)
 
     nodes = {1: reports(records), 2: reports(records)}
-    with pytest.raises(KeyboardInterrupt):
-        run(1, Interrupted(nodes), concurrency=1)
+    check_raises(KeyboardInterrupt, run, 1, Interrupted(nodes), concurrency=1)
     result = run(1, FakeGrid({2: nodes[2]}))
     assert result.train_metrics_clientapp[1] == {"nodes": sum(c["train_metrics"]["num-examples"] for c in seen)}
     assert len(seen) == 2
@@ -211,8 +206,7 @@ def test_an_error_of_the_users_aggregation_is_raised(hook):
     own = kind(fedbuff(buffer_size=3), **options)
     grid = FakeGrid({1: adds(1.0), 2: adds(1.0), 3: adds(1.0, other=2.0)})
     grid.pull_messages = lambda keys: all_of(grid, keys)
-    with pytest.raises(StopIteration, match="accurate enough"):
-        own.start(grid, initial(), num_rounds=9)
+    check_error("accurate enough", own.start, grid, initial(), num_rounds=9, error=StopIteration)
     assert calls == [2 if hook == "train" else 3]
     assert own.server.version >= 1
     assert flat(own.result.arrays).tobytes() == own.server.params.tobytes()

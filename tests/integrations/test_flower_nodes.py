@@ -11,6 +11,7 @@ from flwr.app import Error, Message
 from afflux.integrations import flower
 from afflux.integrations._core import TrainingRun
 from afflux.rules import ca2fl, fedbuff
+from conftest import check_error
 from flower_grid import FakeGrid, adds, initial, logged, said, strategy
 
 __all__ = ["logged"]
@@ -91,8 +92,7 @@ def test_a_run_whose_nodes_have_other_ids_ends_with_an_error():
     message = (
         r"none of the 4 clients that are there may train, for example 10\d: ca2fl .*num_clients=4\. .* client_key="
     )
-    with pytest.raises(RuntimeError, match=message):
-        own.start(grid, initial(), num_rounds=30, evaluate_fn=central)
+    check_error(message, own.start, grid, initial(), num_rounds=30, evaluate_fn=central, error=RuntimeError)
 
 
 def test_an_unknown_node_is_left_out(logged):

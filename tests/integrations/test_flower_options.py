@@ -13,11 +13,10 @@ pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
 
 from flwr.app import ConfigRecord
 
-from afflux import AffluxError
 from afflux.integrations._settings import RunSettings
 from afflux.integrations.flower import AsyncStrategy, model_of
 from afflux.rules import ca2fl, fedbuff
-from conftest import ROOT
+from conftest import ROOT, check_error
 from flower_grid import FakeGrid, adds, grid_of, initial, logged, strategy
 
 __all__ = ["logged"]
@@ -32,15 +31,12 @@ def test_the_installed_version_is_one_that_the_page_names():
 
 
 def test_options_that_are_none():
-    with pytest.raises(TypeError, match="concurency"):
-        strategy(fedbuff(), concurency=3)
-    with pytest.raises(AffluxError, match=r"\[settings\] concurrency is 0"):
-        strategy(fedbuff(), concurrency=0)
+    check_error("concurency", strategy, fedbuff(), concurency=3, error=TypeError)
+    check_error(r"\[settings\] concurrency is 0", strategy, fedbuff(), concurrency=0)
 
 
 def test_a_relative_store_is_refused():
-    with pytest.raises(AffluxError, match="store is 'runs/one', must be an absolute path"):
-        strategy(fedbuff(), store="runs/one")
+    check_error("store is 'runs/one', must be an absolute path", strategy, fedbuff(), store="runs/one")
 
 
 def test_options_of_the_sample_have_no_effect(logged):
@@ -67,8 +63,7 @@ def test_options_of_the_sample_have_no_effect(logged):
 )
 def test_arguments_of_start_are_checked_before_anything_else(given, message, tmp_path):
     grid = grid_of(1.0, 2.0)
-    with pytest.raises(AffluxError, match=message):
-        strategy(fedbuff(buffer_size=2), store=tmp_path / "store").start(grid, initial(), **given)
+    check_error(message, strategy(fedbuff(buffer_size=2), store=tmp_path / "store").start, grid, initial(), **given)
     assert not grid.sent
     assert not (tmp_path / "store").exists()
 

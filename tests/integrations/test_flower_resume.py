@@ -10,6 +10,7 @@ from afflux import AffluxError, Server
 from afflux.integrations import _clients, _flower_run, _loop
 from afflux.integrations._loop import Loop
 from afflux.rules import ca2fl, fedbuff, mf_ca2fl
+from conftest import check_error, check_raises
 from flower_grid import NODES, FakeGrid, adds, flat, grid_of, initial, logged, said, strategy
 
 __all__ = ["logged"]
@@ -57,8 +58,7 @@ def test_a_run_of_flower_is_interrupted_and_keeps_its_result(tmp_path):
         return MetricRecord({"step": step})
 
     own = strategy(fedbuff(buffer_size=2), store=tmp_path / "store", checkpoint_every=100)
-    with pytest.raises(KeyboardInterrupt):
-        own.start(grid_of(1.0, 2.0), initial(), num_rounds=9, evaluate_fn=interrupt)
+    check_raises(KeyboardInterrupt, own.start, grid_of(1.0, 2.0), initial(), num_rounds=9, evaluate_fn=interrupt)
     assert sorted(own.result.train_metrics_clientapp) == [1, 2, 3, 4]
     assert sorted(own.result.evaluate_metrics_serverapp) == [0, 1, 2, 3]
     again = strategy(fedbuff(buffer_size=2), store=tmp_path / "store")
@@ -134,8 +134,7 @@ def test_rows_of_nodes_that_have_other_ids_in_the_next_run(rule, tmp_path):
     assert run(18, renamed(nodes, names), names) == ["ann", "bob", "eve"]
     with pytest.raises(RuntimeError, match="nothing in the reply has the name 'partitoin'"):
         strategy(rule, client_key="partitoin", max_failures=1).start(FakeGrid(nodes), initial())
-    with pytest.raises(AffluxError, match="client_key is 3, must be a function or a key"):
-        strategy(rule, client_key=3)
+    check_error("client_key is 3, must be a function or a key", strategy, rule, client_key=3)
 
 
 def test_a_store_with_ids_of_nodes_is_not_resumed_with_a_client_key(tmp_path, logged, monkeypatch):
@@ -155,8 +154,7 @@ def test_a_store_with_ids_of_nodes_is_not_resumed_with_a_client_key(tmp_path, lo
     with pytest.MonkeyPatch.context() as patch:  # before the first checkpoint of a step
         patch.setattr(Loop, "run", interrupt)
         patch.setattr(Loop, "__exit__", lambda self, *error: self.training.server.close(checkpoint=False))
-        with pytest.raises(KeyboardInterrupt):
-            run(9)
+        check_raises(KeyboardInterrupt, run, 9)
     assert any("without client_key= a second run cannot go on" in line for line in logged)
     sent = FakeGrid(nodes)
     with pytest.raises(AffluxError, match=r"\(client_key=None\) .* and this run has client_key='partition': give"):
@@ -174,7 +172,6 @@ def test_a_store_with_ids_of_nodes_is_not_resumed_with_a_client_key(tmp_path, lo
         server.checkpoint(notes)
     monkeypatch.setattr(_clients, "_MOST_EXCLUDED", 0.1)  # seconds without a client of use
     monkeypatch.setattr(_loop, "_CLIENTS_EVERY", 0.0)
-    with pytest.raises(RuntimeError, match="would be client 3 of num_clients=2"):
-        strategy(ca2fl(buffer_size=2), store=tmp_path / "store", client_key="partition", max_failures=1).start(
-            FakeGrid(nodes), initial(), num_rounds=9
-        )
+    own = strategy(ca2fl(buffer_size=2), store=tmp_path / "store", client_key="partition", max_failures=1)
+    text = "would be client 3 of num_clients=2"
+    check_error(text, own.start, FakeGrid(nodes), initial(), num_rounds=9, error=RuntimeError)

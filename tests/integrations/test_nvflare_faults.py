@@ -13,9 +13,10 @@ from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.collab import CollabRecipe
 from nvflare.collab.api.exceptions import RunAborted
 
-from afflux import AffluxError, Server
+from afflux import Server
 from afflux.integrations import nvflare as adapter
 from afflux.rules import fedbuff
+from conftest import check_error, check_raises
 from nvflare_servers import run, small
 from nvflare_sites import Client, Lost, Sites, adds, flat
 
@@ -143,8 +144,7 @@ def test_a_run_with_useless_clients_alone_ends(monkeypatch):
 )
 def test_a_function_that_no_client_publishes_ends_the_job_at_once(arguments, message, monkeypatch):
     sites = Sites({"site-1": adds(1.0), "site-2": adds(1.0)})
-    with pytest.raises(AffluxError, match=message):
-        run(small("fedbuff", **arguments), sites, monkeypatch)
+    check_error(message, run, small("fedbuff", **arguments), sites, monkeypatch)
     assert sites.calls == []
 
 
@@ -153,8 +153,7 @@ def test_an_evaluation_that_returns_no_numbers_by_name_ends_the_job(result, monk
     own = small("fedbuff")
     own.evaluate = lambda version, model: result
     message = rf"\[AsyncServer\] evaluate returned {re.escape(repr(result))}, must be numbers by name, or None"
-    with pytest.raises(AffluxError, match=message):
-        run(own, Sites({"site-1": adds(1.0)}), monkeypatch)
+    check_error(message, run, own, Sites({"site-1": adds(1.0)}), monkeypatch)
     own.evaluate = lambda version, model: {} if version else None
     run(own, Sites({"site-1": adds(1.0)}), monkeypatch)
 
@@ -186,8 +185,7 @@ def test_a_job_that_is_aborted_ends_with_its_state_stored(tmp_path, monkeypatch)
 
     sites.functions["site-1"] = stop
     own = small(fedbuff(buffer_size=1), rounds=10**6, settings={"store": str(tmp_path / "store")})
-    with pytest.raises(RunAborted):
-        run(own, sites, monkeypatch)
+    check_raises(RunAborted, run, own, sites, monkeypatch)
     with Server.open(tmp_path / "store") as server:
         assert server.version == 3
         assert server.tasks  # closed at the next start

@@ -15,9 +15,9 @@ from nvflare.collab import CollabRecipe, collab
 from nvflare.fuel.utils.class_utils import ModuleScanner
 from nvflare.fuel.utils.component_builder import ComponentBuilder
 
-from afflux import AffluxError
 from afflux.integrations.nvflare import AsyncServer
 from afflux.rules import RULES, ca2fl, fadas, fedbuff
+from conftest import check_error
 from nvflare_servers import Small, run, small
 from nvflare_sites import Client, Sites
 
@@ -96,13 +96,11 @@ def test_its_own_names_of_options():
     ],
 )
 def test_errors_are_raised_where_the_job_is_made(arguments, message):
-    with pytest.raises(AffluxError, match=message):
-        Small(**arguments)
+    check_error(message, Small, **arguments)
 
 
 def test_the_class_itself_is_no_server_object():
-    with pytest.raises(AffluxError, match=r"AsyncServer lacks initial_model\(\): define it in a subclass"):
-        AsyncServer()
+    check_error(r"AsyncServer lacks initial_model\(\): define it in a subclass", AsyncServer)
 
 
 AROUND_THE_PAGE = """

@@ -23,7 +23,8 @@ try:
 except ImportError as missing:
     pytest.skip(f"needs pfl: make test-integrations ({missing})", allow_module_level=True)
 
-from afflux import AffluxError, rules
+from afflux import rules
+from conftest import check_error
 
 pytestmark = pytest.mark.filterwarnings("default")
 PAGE = Path(__file__).parents[2] / "docs" / "pfl.md"
@@ -136,8 +137,7 @@ def test_a_users_nan_is_named(averaging, monkeypatch):
     monkeypatch.setitem(globals(), "points", lambda user: np.full((1, SIZE), np.nan if user == 3 else 1.0, np.float32))
     model = a_model()
     algorithm = averaging(rules.fedavg(buffer_size=COHORT), model)
-    with pytest.raises(AffluxError, match="client '3''s update has a non-finite value at index 0"):
-        run(algorithm, model, aggregator=algorithm)
+    check_error("client '3''s update has a non-finite value at index 0", run, algorithm, model, aggregator=algorithm)
     algorithm = averaging(rules.fedavg(buffer_size=COHORT), model := a_model(), faults="record")
     assert np.isfinite(run(algorithm, model, aggregator=algorithm)).all()
     assert algorithm.server.counts["faulty"] > 0

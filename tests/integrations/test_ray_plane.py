@@ -45,7 +45,7 @@ from afflux.sim.runs.simulation import simulate
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
 from builds import run
-from conftest import ROOT, bits, found, reproducible
+from conftest import ROOT, bits, check_error, found, reproducible
 from sharded_runs import CASES, SUPERBLOCK, D, served
 
 pytestmark = [
@@ -144,8 +144,7 @@ def test_a_push_that_one_slice_alone_refuses_changes_nothing(planes, data):
     for value, message in ((np.nan, f"non-finite value at index {SIZE - 5}"), (1e5, "max_abs"), (2e3, "norm")):
         vector[-5] = value
         for _ in range(3):
-            with pytest.raises(AffluxError, match=message):
-                server.push(client=1, version=0, update=vector, timeout=0)
+            check_error(message, server.push, client=1, version=0, update=vector, timeout=0)
     after = server.state_dict()
     for state in (before, after):
         state["meta"]["counts"].pop("refused")
@@ -213,9 +212,7 @@ def test_a_fault_of_a_client_changes_nothing(planes, cluster, data):
 
     def objects():
         plane.wait_for_shards()
-        return [
-            cluster.get(each.actor.__ray_call__.remote(lambda shard: len(shard._objects))) for each in plane.remotes
-        ]
+        return [cluster.get(each.actor.__ray_call__.remote(lambda s: len(s._objects))) for each in plane.remotes]
 
     @cluster.remote(max_retries=0, num_cpus=0)
     def end_after_one_slice(handle, vector):
@@ -241,8 +238,7 @@ def test_a_fault_of_a_client_changes_nothing(planes, cluster, data):
     ):
         with pytest.raises((AffluxError, UnavailableError, TypeError), match=message):
             handle.push(**{"client": 1, "version": 0, "timeout": 30.0, **wrong})
-    with pytest.raises(AffluxError, match="elements 3 to 3 are not among"):
-        handle.pull(3, 3)
+    check_error("elements 3 to 3 are not among", handle.pull, 3, 3)
     handle._request(Pull(None, 0.5), VersionParts)  # a client that pulls and ends: the version is free again
     assert objects() == count
     after = server.state_dict()
@@ -253,8 +249,7 @@ def test_a_fault_of_a_client_changes_nothing(planes, cluster, data):
     for i in range(3):
         assert handle.push(client=1, version=i, update=data[1][:SIZE]).version == i + 1
     del server
-    with pytest.raises(AffluxError, match="the server was deleted"):
-        handle.pull()
+    check_error("the server was deleted", handle.pull)
 
 
 class Executed:
@@ -378,8 +373,7 @@ def test_the_page_runs(cluster, capsys):
 def test_what_a_plane_on_ray_cannot_do(planes):
     with pytest.warns(RuntimeWarning, match=r"RayPlane. 50 elements a shard: below 4000000"):
         Server(rules.fedbuff(), np.zeros(100), plane=planes(2))
-    with pytest.raises(AffluxError, match="actor_options has 1 elements, of 2 shards"):
-        RayPlane(2, actor_options=[{}])
+    check_error("actor_options has 1 elements, of 2 shards", RayPlane, 2, actor_options=[{}])
     with pytest.raises(UnavailableError, match="inplace=True: a round would overwrite params"):
         Server(rules.fedbuff(), np.zeros(3), plane=planes(2), inplace=True).handle()
 

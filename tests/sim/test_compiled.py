@@ -21,9 +21,10 @@ from afflux.sim.clients.training import Trainer
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
-from conftest import reproducible
+from conftest import check_raises, check_refused, reproducible
 from made_runs import resume, run_in_store, run_paired
 from pairwise import soak
+from stopped_runs import Stopped, stop_at
 
 
 def reason():
@@ -264,10 +265,6 @@ def test_dropout_depends_on_the_seed_of_the_training_alone(interpreted):
     assert not np.array_equal(*others)
 
 
-class Stopped(Exception):
-    pass
-
-
 @needs_compiler
 @pytest.mark.parametrize(
     ("code", "processes"), [("interpreted", {}), *soak("native", {}), *soak("native", {"workers": 2})], ids=str
@@ -276,15 +273,11 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(code, processes, request, tmp
     """Two workers that make the beginning compile for themselves; this process resumes."""
     graphs = request.getfixturevalue("interpreted") if code == "interpreted" else []
 
-    def stop(progress):
-        if progress.arrivals == 17:
-            raise Stopped
-
     outputs = {name: AuditOutput(tmp_path / name) for name in ("whole", "resumed")}
     for name in outputs:
         (tmp_path / name).mkdir()
     with pytest.raises(Stopped):
-        run_in_store(tmp_path / "store", RULE, 4, SMALL, outputs["resumed"], stop, seconds=0, **processes)
+        run_in_store(tmp_path / "store", RULE, 4, SMALL, outputs["resumed"], stop_at(17), seconds=0, **processes)
     interrupted = InterruptedRun(tmp_path / "store")
     assert interrupted.config.compile
     resumed = resume(interrupted)
@@ -344,8 +337,7 @@ FEATURES = own_tasks.FEATURES
     ids=["buffers", "branches on values", "own training"],
 )
 def test_what_cannot_be_compiled(make, message):
-    with pytest.raises(ConfigError, match=message):
-        make().run()
+    check_refused(message, make().run)
 
 
 def test_a_long_error_of_the_compiler_keeps_its_end(monkeypatch):
@@ -353,17 +345,16 @@ def test_a_long_error_of_the_compiler_keeps_its_end(monkeypatch):
         raise ValueError("the first line\n" + "a line of the trace\n" * 500 + "the cause")
 
     monkeypatch.setattr(compiled_training, "_compiled", fail)
-    with pytest.raises(ConfigError) as error:
-        trained(nn.Linear(2, CLASSES), [(torch.zeros(BATCH, 2), torch.zeros(BATCH, dtype=torch.long))], compile=True)
-    assert str(error.value).startswith("the clients' step cannot be compiled: ValueError: the first line ... ")
-    assert str(error.value).endswith("\nthe cause")
+    data = [(torch.zeros(BATCH, 2), torch.zeros(BATCH, dtype=torch.long))]
+    text = str(check_raises(ConfigError, trained, nn.Linear(2, CLASSES), data, compile=True))
+    assert text.startswith("the clients' step cannot be compiled: ValueError: the first line ... ")
+    assert text.endswith("\nthe cause")
 
 
 @needs_compiler
 def test_data_of_other_types_are_errors():
     words = [({"word": "a"}, 0)] * BATCH
-    with pytest.raises(ConfigError, match="compile needs data of tensors, not of str"):
-        trained(nn.Linear(2, 2), [words], compile=True)
+    check_refused("compile needs data of tensors, not of str", trained, nn.Linear(2, 2), [words], compile=True)
 
 
 @needs_compiler
@@ -374,8 +365,7 @@ def test_many_shapes_are_an_error(monkeypatch):
     model, trainer = trainer_of(module, data, local_steps=1, compile=True)
     for client in range(compiled_training.MOST_SHAPES):
         trainer.train(client, model.initial_params, np.random.default_rng(0))
-    with pytest.raises(ConfigError, match="more than 4 shapes"):
-        trainer.train(4, model.initial_params, np.random.default_rng(0))
+    check_refused("more than 4 shapes", trainer.train, 4, model.initial_params, np.random.default_rng(0))
 
 
 @needs_compiler

@@ -8,6 +8,7 @@ from torch import nn
 import own_tasks
 from afflux.sim import ConfigError, Simulation, TrainingError, classification, partitioned, sgd
 from afflux.sim.clients.batches import batch_indices, take
+from conftest import check_error, check_raises, check_refused
 
 X, Y = own_tasks.X, own_tasks.Y
 COLUMN = Y.numpy()[:, None]
@@ -59,8 +60,7 @@ def test_labels_of_any_integers_and_in_a_column_give_the_same_bits(labels):
     ],
 )
 def test_examples_and_labels_that_do_not_fit_are_named(change, message):
-    with pytest.raises(TrainingError, match=message):
-        run(evaluate=lambda model: (0.0, 0.0), **change)
+    check_error(message, run, evaluate=lambda model: (0.0, 0.0), error=TrainingError, **change)
 
 
 class Tuples(nn.Linear):
@@ -69,15 +69,13 @@ class Tuples(nn.Linear):
 
 
 def test_images_of_an_evaluation_are_named():
-    with pytest.raises(RuntimeError) as caught:
-        run(evaluate=classification((X * 40).to(torch.uint8), Y))
-    assert "x holds uint8, as images do: give x.float() / 255, or the like" in caught.value.__notes__
+    error = check_raises(RuntimeError, run, evaluate=classification((X * 40).to(torch.uint8), Y))
+    assert "x holds uint8, as images do: give x.float() / 255, or the like" in error.__notes__
 
 
 def test_a_data_loader_is_refused_by_name():
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=4)
-    with pytest.raises(ConfigError, match="data set is a DataLoader: give its dataset"):
-        run(clients=[loader] * 12)
+    check_refused("data set is a DataLoader: give its dataset", run, clients=[loader] * 12)
 
 
 class Items(list):
@@ -99,8 +97,7 @@ def test_columns_of_items():
     x, y = take(Items(X[:3].tolist(), Y[:3], mask=[1, 0]), batch)
     assert (y.tolist(), x["mask"].tolist()) == ([2, 0], [[1, 0], [1, 0]])
     assert x["x"].dtype == torch.float32
-    with pytest.raises(ConfigError, match="dicts with x, target, and without label"):
-        take(Items(X[:3].tolist(), Y[:3], "target"), batch)
+    check_refused("dicts with x, target, and without label", take, Items(X[:3].tolist(), Y[:3], "target"), batch)
     with pytest.raises(ConfigError, match="column text of a client's data set holds str, must hold numbers"):
         take(Items(X[:3].tolist(), Y[:3], text="a word"), batch)
     with pytest.raises(ConfigError, match="column image of a client's data set cannot be a batch: "):

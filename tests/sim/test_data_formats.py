@@ -19,7 +19,8 @@ from afflux.sim.data.files import MOST_BYTES
 from afflux.sim.data.formats import read_idx, read_npz, read_records, read_table
 from afflux.sim.papers.leaf import LeafFile, read_leaf
 from afflux.sim.workload.availability import read_columns
-from conftest import check_error
+from conftest import check_refused
+from surroundings import traced_memory_below
 
 PIXELS, TEXT = LeafFile[list[float], int], LeafFile[str, str]
 
@@ -74,10 +75,8 @@ def test_idx_files_are_read_as_written(tmp_path, shape, suffix):
 def test_damaged_idx_files_are_refused(tmp_path, content, message):
     path = tmp_path / "images"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=message) as caught:
-        read_idx(path, 3)
-    assert str(path) in str(caught.value)
-    assert "docs/data.md" in str(caught.value)
+    said = str(check_refused(message, read_idx, path, 3))
+    assert (str(path) in said, "docs/data.md" in said) == (True, True)
 
 
 def test_a_gzip_file_that_ends_early_or_is_none(tmp_path):
@@ -85,7 +84,7 @@ def test_a_gzip_file_that_ends_early_or_is_none(tmp_path):
     whole = gzip.compress(idx(np.random.default_rng(0).integers(0, 256, (9, 9, 9), dtype=np.uint8)))
     for content in (whole[: len(whole) // 2], b"no gzip", whole[:-4] + b"\0\0\0\0"):
         path.write_bytes(content)
-        check_error(r"x\.gz cannot be read", read_idx, path, 3, error=ConfigError)
+        check_refused(r"x\.gz cannot be read", read_idx, path, 3)
 
 
 def test_archives_of_numpy(tmp_path):
@@ -93,15 +92,14 @@ def test_archives_of_numpy(tmp_path):
     np.savez(path, x=np.arange(3), y=np.ones(2))
     y, x = read_npz(path, ("y", "x"))
     assert (x.tolist(), y.tolist()) == ([0, 1, 2], [1, 1])
-    with pytest.raises(ConfigError, match=r"a\.npz has no array z; expected: an \.npz archive with the arrays x, z"):
-        read_npz(path, ("x", "z"))
+    check_refused(r"a\.npz has no array z; expected: an \.npz archive with the arrays x, z", read_npz, path, ("x", "z"))
     np.savez(path, x=np.array([{"an": "object"}], dtype=object))
-    check_error("cannot be read", read_npz, path, ("x",), error=ConfigError)
+    check_refused("cannot be read", read_npz, path, ("x",))
     path.write_bytes(saved(np.arange(3)))
-    check_error("cannot be read", read_npz, path, ("x",), error=ConfigError)
+    check_refused("cannot be read", read_npz, path, ("x",))
     path.write_bytes(b"PK\x03\x04 no zip")
-    check_error("cannot be read", read_npz, path, ("x",), error=ConfigError)
-    check_error("cannot be read", read_npz, tmp_path / "absent.npz", ("x",), error=ConfigError)
+    check_refused("cannot be read", read_npz, path, ("x",))
+    check_refused("cannot be read", read_npz, tmp_path / "absent.npz", ("x",))
 
 
 @pytest.mark.parametrize("label_bytes", [1, 2])
@@ -116,7 +114,7 @@ def test_cifars_binary_version(tmp_path, label_bytes):
     assert images[2, 1, 31, 5] == records[2, label_bytes + 1024 + 31 * 32 + 5]
     for content in (b"", records.tobytes()[:-1]):
         path.write_bytes(content)
-        check_error(f"records of {label_bytes + 3072} bytes", read_records, path, label_bytes, error=ConfigError)
+        check_refused(f"records of {label_bytes + 3072} bytes", read_records, path, label_bytes)
 
 
 def test_cifars_python_version_as_python_2_wrote_it(tmp_path):
@@ -137,9 +135,7 @@ def test_pickles_of_python_3_hold_the_same(tmp_path, protocol, order):
     labels = [0, 255, *range(256), *range(42)]
     numbers = [65536, 2**31 - 1, -1, *range(3000)]
     path = tmp_path / "batch"
-    path.write_bytes(
-        pickle.dumps({"n": numbers, "data": images, "labels": labels, "names": ["a.png", b"raw"]}, protocol)
-    )
+    path.write_bytes(pickle.dumps({"n": numbers, "data": images, "labels": labels, "m": ["a.png", b"raw"]}, protocol))
     array, found = read_batch(path, "labels")
     assert array.dtype == np.uint8
     assert np.array_equal(array.reshape(300, 3072), images)
@@ -190,15 +186,14 @@ def test_nothing_that_a_pickle_names_is_executed(tmp_path, monkeypatch, name, pr
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps({"data": HOSTILE[name], "labels": [1]}, protocol))
-    check_error("data_batch_1", read_batch, path, "labels", error=ConfigError)
+    check_refused("data_batch_1", read_batch, path, "labels")
     assert [entry.name for entry in tmp_path.iterdir()] == ["data_batch_1"]
 
 
 def test_a_call_is_named_in_the_error(tmp_path):
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps({"data": Call(os.system, "true"), "labels": [1]}, 2))
-    with pytest.raises(ConfigError, match=rf"refers to '{os.system.__module__}.system'\); expected: a pickle"):
-        read_batch(path, "labels")
+    check_refused(rf"refers to '{os.system.__module__}.system'\); expected: a pickle", read_batch, path, "labels")
 
 
 ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
@@ -259,7 +254,7 @@ UINT8 = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
 def test_pickles_that_are_damaged_or_no_dict_of_plain_data(tmp_path, content):
     path = tmp_path / "batch"
     path.write_bytes(content)
-    check_error("batch", read_batch, path, "labels", error=ConfigError)
+    check_refused("batch", read_batch, path, "labels")
 
 
 def long(number):
@@ -289,14 +284,10 @@ BOMBS = {
 def test_pickles_take_time_and_memory_in_proportion_to_the_file(tmp_path, name):
     path = tmp_path / "batch"
     path.write_bytes(BOMBS[name])
-    tracemalloc.start()
     begin = process_time()
-    try:
-        check_error("batch", read_batch, path, "labels", error=ConfigError)
+    with traced_memory_below(2e6 + 200 * len(BOMBS[name])):
+        check_refused("batch", read_batch, path, "labels")
         assert process_time() - begin < 10
-        assert tracemalloc.get_traced_memory()[1] < 2e6 + 200 * len(BOMBS[name])
-    finally:
-        tracemalloc.stop()
 
 
 def lines(path, columns=("play", "speaker", "text")):
@@ -330,14 +321,14 @@ READERS = {
 def test_only_regular_files_of_a_bounded_size_are_read(tmp_path, name):
     path = tmp_path / name
     os.mkfifo(path)
-    check_error(f"{name} cannot be read .*a FIFO", READERS[name], path, error=ConfigError)
+    check_refused(f"{name} cannot be read .*a FIFO", READERS[name], path)
     path.unlink()
     path.mkdir()
-    check_error(f"{name} cannot be read .*a folder", READERS[name], path, error=ConfigError)
+    check_refused(f"{name} cannot be read .*a folder", READERS[name], path)
     path.rmdir()
     path.touch()
     os.truncate(path, MOST_BYTES + 1)  # without disk space
-    check_error(f"{name} cannot be read .*more than {MOST_BYTES} bytes", READERS[name], path, error=ConfigError)
+    check_refused(f"{name} cannot be read .*more than {MOST_BYTES} bytes", READERS[name], path)
 
 
 def test_links_to_files_are_followed(tmp_path):
@@ -345,25 +336,21 @@ def test_links_to_files_are_followed(tmp_path):
     (tmp_path / "labels").symlink_to("elsewhere")
     assert read_idx(tmp_path / "labels", 1).tolist() == [0, 1, 2]
     (tmp_path / "loop").symlink_to("loop")
-    check_error("loop cannot be read", read_idx, tmp_path / "loop", 1, error=ConfigError)
+    check_refused("loop cannot be read", read_idx, tmp_path / "loop", 1)
 
 
 @pytest.mark.parametrize("shape", [(0, 2**32 - 1, 2**32 - 1), (2**32 - 1, 0, 2**31), (2**11, 2**10, 2**10)])
 def test_idx_shapes_beyond_the_largest_file(tmp_path, shape):
     path = tmp_path / "images.gz"
     path.write_bytes(gzip.compress(struct.pack(">HBB3I", 0, 8, 3, *shape) + bytes(10**6)))
-    check_error(f"has the shape .*expected: at most {MOST_BYTES} bytes", read_idx, path, 3, error=ConfigError)
+    check_refused(f"has the shape .*expected: at most {MOST_BYTES} bytes", read_idx, path, 3)
 
 
 def test_a_gzip_bomb_is_read_up_to_the_shape(tmp_path):
     path = tmp_path / "labels.gz"
     path.write_bytes(gzip.compress(struct.pack(">HBBI", 0, 8, 1, 1000) + bytes(50_000_000)))
-    tracemalloc.start()
-    try:
-        check_error("has more than 1000 bytes", read_idx, path, 1, error=ConfigError)
-        assert tracemalloc.get_traced_memory()[1] < 3_000_000
-    finally:
-        tracemalloc.stop()
+    with traced_memory_below(3_000_000):
+        check_refused("has more than 1000 bytes", read_idx, path, 1)
 
 
 def archive_of(path, content, method=zipfile.ZIP_DEFLATED, size=None):
@@ -390,39 +377,30 @@ def test_archives_that_are_compressed_by_lzma(tmp_path):
     zeros = saved(np.zeros(100_000_000, np.uint8))
     archive_of(path, zeros, zipfile.ZIP_LZMA, size=200)
     del zeros
-    tracemalloc.start()
-    try:
-        check_error("cannot be read", read_npz, path, ("x",), error=ConfigError)
-        assert tracemalloc.get_traced_memory()[1] < 75_000_000
-    finally:
-        tracemalloc.stop()
+    with traced_memory_below(75_000_000):
+        check_refused("cannot be read", read_npz, path, ("x",))
 
 
 def test_archives_that_are_bombs(tmp_path):
     path = tmp_path / "a.npz"
     zeros = saved(np.zeros(50_000_000, np.uint8))
-    tracemalloc.start()
-    try:
+    with traced_memory_below(3_000_000 + len(zeros)):
         archive_of(path, zeros, size=MOST_BYTES + 1)
-        with pytest.raises(ConfigError, match=f"arrays of {MOST_BYTES + 1} bytes; expected: at most {MOST_BYTES}"):
-            read_npz(path, ("x",))
+        check_refused(f"arrays of {MOST_BYTES + 1} bytes; expected: at most {MOST_BYTES}", read_npz, path, ("x",))
         tracemalloc.reset_peak()
         archive_of(path, zeros, size=200)
-        check_error("cannot be read", read_npz, path, ("x",), error=ConfigError)
+        check_refused("cannot be read", read_npz, path, ("x",))
         archive_of(path, zeros, zipfile.ZIP_BZIP2, size=200)
         tracemalloc.reset_peak()
-        check_error("another method than deflate", read_npz, path, ("x",), error=ConfigError)
+        check_refused("another method than deflate", read_npz, path, ("x",))
         archive_of(path, zeros[: zeros.index(b"\n") + 1])  # a header alone
-        check_error("cannot be read", read_npz, path, ("x",), error=ConfigError)
-        assert tracemalloc.get_traced_memory()[1] < 3_000_000 + len(zeros)
-    finally:
-        tracemalloc.stop()
+        check_refused("cannot be read", read_npz, path, ("x",))
     np.savez(path, x=np.ones(3), x1=np.ones(2))
     content = bytearray(path.read_bytes())
     for place in [i for i in range(len(content)) if content[i : i + 4] == b"PK\x01\x02"]:
         content[place + 8] |= 1  # encrypted
     path.write_bytes(content)
-    check_error("cannot be read", read_npz, path, ("x",), error=ConfigError)
+    check_refused("cannot be read", read_npz, path, ("x",))
 
 
 @pytest.mark.parametrize("cut", range(0, 9300, 311))
@@ -430,7 +408,7 @@ def test_a_batch_that_ends_early(tmp_path, cut):
     content, _ = python2_batch()
     path = tmp_path / "batch"
     path.write_bytes(content[:cut])
-    check_error("batch", read_batch, path, "labels", error=ConfigError)
+    check_refused("batch", read_batch, path, "labels")
 
 
 def test_any_changed_byte_of_a_batch_gives_a_batch_or_a_clear_error(tmp_path):
@@ -471,7 +449,7 @@ def test_any_changed_byte_of_a_batch_gives_a_batch_or_a_clear_error(tmp_path):
 def test_a_batch_with_other_contents(tmp_path, batch, message):
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps(batch | {"filenames": ["a.png"]}, 3))
-    check_error(message, read_batch, path, "labels", error=ConfigError)
+    check_refused(message, read_batch, path, "labels")
 
 
 def test_leafs_json(tmp_path):
@@ -500,13 +478,11 @@ def test_leafs_json(tmp_path):
 )
 def test_json_of_another_form(tmp_path, content, message):
     (tmp_path / "all.json").write_text(content)
-    with pytest.raises(ConfigError, match=message) as caught:
-        list(read_leaf(tmp_path, TEXT))
-    assert "all.json" in str(caught.value)
+    assert "all.json" in str(check_refused(message, list, read_leaf(tmp_path, TEXT)))
 
 
 def test_a_folder_without_json(tmp_path):
-    check_error(r"has no file \*\.json", list, read_leaf(tmp_path, TEXT), error=ConfigError)
+    check_refused(r"has no file \*\.json", list, read_leaf(tmp_path, TEXT))
 
 
 def test_tables_of_speeches(tmp_path):
@@ -514,8 +490,8 @@ def test_tables_of_speeches(tmp_path):
     path.write_text('no\tspeaker\ttext\tplay\r\n1\tA\tone\\ntwo\tP\r\n\n2\tB "q"\tthree\tP', "utf-8", newline="")
     assert lines(path) == [["P", "A", "one\\ntwo"], ["P", 'B "q"', "three"]]
     path.write_text("play\ttext\n")
-    check_error("has no column speaker", lines, path, error=ConfigError)
+    check_refused("has no column speaker", lines, path)
     path.write_text("play\tspeaker\ttext\na\tb\tc\na\tb\n")
-    check_error("has 2 values in line 3; expected: 3", lines, path, error=ConfigError)
+    check_refused("has 2 values in line 3; expected: 3", lines, path)
     path.write_bytes(BytesIO("play\tspeaker\ttext\na\tb\té\n".encode("latin-1")).getvalue())
-    check_error("cannot be read", lines, path, error=ConfigError)
+    check_refused("cannot be read", lines, path)

@@ -46,11 +46,7 @@ def files(tmp_path):
     sys.modules.pop("beside", None)
 
 
-CHANGES = [
-    ("rules.py", RULE + "# a comment\n"),
-    ("tasks.py", TASK + "# a comment\n"),
-    ("beside.py", "SCALE = 0.25\n"),
-]
+CHANGES = [("rules.py", RULE + "# a comment\n"), ("tasks.py", TASK + "# a comment\n"), ("beside.py", "SCALE = 0.25\n")]
 
 
 def test_the_digests(files, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import own_tasks
 from afflux.sim import ConfigError, Simulation, partitioned
 from afflux.sim.runs import workers as pool
+from conftest import check_error
 from pairwise import soak
 
 
@@ -37,8 +38,7 @@ RETURNS = "evaluate returns None, must return accuracy, loss"
     ],
 )
 def test_what_fails_in_an_evaluation_is_raised_here(evaluate, kind, message):
-    with pytest.raises(kind, match=message):
-        simulation(evaluate).run(workers=2)
+    check_error(message, simulation(evaluate).run, workers=2, error=kind)
 
 
 @pytest.mark.parametrize(("values", "name"), [((math.nan, 1.0), "accuracy"), *soak((0.5, math.nan), "loss")])

@@ -16,6 +16,7 @@ from afflux.sim import Simulation, TrainingError, read_audit_log, scaffold
 from afflux.sim.errors import DivergedError
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs import run_record, workers
+from conftest import check_error, check_raises
 from made_runs import run_paired
 
 #: What the clients 0, 1 and 2 do; all others train.
@@ -78,15 +79,10 @@ def test_a_pass_ends_without_the_clients_whose_updates_are_faulty(tmp_path):
 
 
 def test_a_run_ends_if_all_fail_or_many_in_a_row(monkeypatch):
-    with pytest.raises(
-        TrainingError, match=r"client . failed to train at arrival 1: Zero.*; 10 of 10 arrivals are"
-    ) as one:
-        simulation(clients=[CLIENTS[0]] * 12).run()
-    assert type(one.value) is TrainingError
-    with pytest.raises(
-        DivergedError, match=r"client . diverged at arrival 1: its loss is nan; .*; 4 of 4 arrivals are faulty"
-    ):
-        simulation(clients=[CLIENTS[1]] * 12, arrivals=4).run()
+    text = r"client . failed to train at arrival 1: Zero.*; 10 of 10 arrivals are"
+    assert type(check_error(text, simulation(clients=[CLIENTS[0]] * 12).run)) is TrainingError
+    text = r"client . diverged at arrival 1: its loss is nan; .*; 4 of 4 arrivals are faulty"
+    check_error(text, simulation(clients=[CLIENTS[1]] * 12, arrivals=4).run, error=DivergedError)
     monkeypatch.setattr(run_record, "FAULTS_IN_A_ROW", 5)
     calls = count()
 
@@ -94,16 +90,13 @@ def test_a_run_ends_if_all_fail_or_many_in_a_row(monkeypatch):
         number = next(calls)
         return (math.nan if number in (3, 7) or number >= 20 else 1.0), 1, 1
 
-    with pytest.raises(
-        DivergedError, match=r"diverged at arrival 4: .*; 7 of 25 arrivals are faulty, the last 5 in a row"
-    ):
-        simulation(later).run()
+    text = "diverged at arrival 4: .*; 7 of 25 arrivals are faulty, the last 5 in a row"
+    check_error(text, simulation(later).run, error=DivergedError)
 
 
 @pytest.mark.parametrize(("client", "error"), [(0, ZeroDivisionError), (1, DivergedError), (2, DivergedError)])
 def test_faults_raise_ends_the_run(client, error):
-    with pytest.raises(error):
-        simulation(clients=[CLIENTS[client]] * 2 + [CLIENTS[-1]] * 10, faults="raise").run()
+    check_raises(error, simulation(clients=[CLIENTS[client]] * 2 + [CLIENTS[-1]] * 10, faults="raise").run)
 
 
 class UnreadableError(Exception):
@@ -123,8 +116,7 @@ def test_an_exception_without_a_readable_message_is_one_too():
 
 def test_a_worker_names_what_ends_it():
     """Also what is no Exception: sys.exit() in a client's training."""
-    with pytest.raises(workers.WorkerError, match=r"(?s)a worker failed:.*SystemExit: 3"):
-        workers._reported(sys.exit, 3)
+    check_error(r"(?s)a worker failed:.*SystemExit: 3", workers._reported, sys.exit, 3, error=workers.WorkerError)
 
 
 def test_control_variates_leave_them_out():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from afflux.ops.errors import ConfigError
 from afflux.sim.papers.lora_task import TASKS, read_glue
+from conftest import check_refused
 
 FILES = {
     "rte": ("RTE", "index\tsentence1\tsentence2\tlabel\n", ('0\tA "quoted\n', '0\tA "b\tC\tnot_entailment\n')),
@@ -43,11 +43,9 @@ def test_damaged_files(name, tmp_path):
         (header + line.replace("not_entailment", "2").replace("1\t7", "2\t7").replace("b\t1", "b\t2"), "has the label"),
     ):
         (place / "dev.tsv").write_text(content, "utf-8")
-        with pytest.raises(ConfigError, match=message):
-            read_glue(name, tmp_path)
+        check_refused(message, read_glue, name, tmp_path)
     (place / "dev.tsv").unlink()
-    with pytest.raises(ConfigError, match=r"has no dev\.tsv"):
-        read_glue(name, tmp_path)
+    check_refused(r"has no dev\.tsv", read_glue, name, tmp_path)
 
 
 def test_names():

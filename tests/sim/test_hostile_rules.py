@@ -16,6 +16,7 @@ from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import delay_law
 from afflux.sim.workload.task_registry import build_task
 from commands import invoke
+from conftest import check_raises, check_refused
 from pairwise import soak
 
 SMALL = ["--arrivals", "16", "--model", "logreg", "--num-clients", "10", "--concurrency", "4", "--eval-every", "8"]
@@ -63,8 +64,7 @@ def test_a_log_makes_no_file_run(suffix, options, rule_file, tmp_path):
     (log,) = (tmp_path / "run/audit").glob("*.jsonl")
     with_rule(log, f"{rule_file}{suffix}", options)
     header = read_audit_log(log).header
-    with pytest.raises(ConfigError, match=r"names the rule file .*executed only if you name it in this command"):
-        header.rule_spec(log)
+    check_refused(r"names the rule file .*executed only if you name it in this command", header.rule_spec, log)
     read_results(tmp_path / "run")
     assert not executed(rule_file)
 
@@ -131,19 +131,15 @@ LONG = "x" * 5000
 def test_names_that_no_file_can_have(name):
     """The system's errors about them are not those of afflux."""
     for function in (parse_rule, lambda text: RuleSpec(text).build(), lambda text: code_digests(text, text)):
-        with pytest.raises(ConfigError):
-            function(name)
-    with pytest.raises(ConfigError):
-        build_task(SimConfig(task=name))
+        check_raises(ConfigError, function, name)
+    check_raises(ConfigError, lambda: build_task(SimConfig(task=name)))
 
 
 @pytest.mark.parametrize("folder", [LONG, "a\0b"])
 def test_data_in_a_folder_that_cannot_be(folder):
     law = delay_law(f"device-times:file={folder}")
-    with pytest.raises(ConfigError, match="there is no file"):
-        law(3, np.random.Generator(np.random.PCG64(0)))
+    check_refused("there is no file", law, 3, np.random.Generator(np.random.PCG64(0)))
     for task in ("papers:dataset=mnist", "images"):
         with pytest.raises(ConfigError):
             build_task(SimConfig(task=task, data="mnist" if task == "images" else "digits", data_dir=folder))
-    with pytest.raises(ConfigError):
-        checkpoint_folder(folder, Path("."))
+    check_raises(ConfigError, checkpoint_folder, folder, Path("."))

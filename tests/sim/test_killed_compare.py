@@ -19,14 +19,11 @@ from afflux.sim.errors import ProcessKilledError
 from afflux.sim.results import figures, run_folder
 from afflux.sim.results.finished_runs import FILE
 from afflux.sim.runs import compare
-from conftest import FORKS
+from conftest import FORKS, check_raises, check_refused
 from crashes import in_child
 from pairwise import soak
 
-pytestmark = [
-    pytest.mark.filterwarnings(FORKS),
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
-]
+pytestmark = [pytest.mark.filterwarnings(FORKS), pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")]
 FILES = {"audit", "models", FILE, *run_folder.FILES} - {"clients.csv"}
 
 
@@ -76,11 +73,9 @@ def test_the_same_command_goes_on_after_a_kill(point, tmp_path):
         assert set(statuses(out)) <= {"ended", "open"}
         with pytest.raises(ConfigError, match="out holds the runs of another command, or of files that have changed"):
             simulation(arrivals=16).run(out=out, save_every=4)
-        with pytest.raises(ConfigError, match="out holds the runs of another command, or of files that have changed"):
-            simulation().run(out=out)
+        check_refused("out holds the runs of another command, or of files that have changed", simulation().run, out=out)
         (out / "notes.txt").touch()
-        with pytest.raises(ConfigError, match="is not an empty folder"):
-            simulation().run(out=out, save_every=4)
+        check_refused("is not an empty folder", simulation().run, out=out, save_every=4)
         (out / "notes.txt").unlink()
         assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"} == before
         assert len(read_results(out)) == ended, "a reader is not kept out"
@@ -154,9 +149,7 @@ def test_an_interrupt_keeps_the_finished_runs(error, tmp_path):
         if (run, progress.arrivals) == (1, 3):
             raise error
 
-    with pytest.raises(error) as raised:
-        simulation().run(out=out, watch=watch)
-    assert raised.value.__notes__ == [
+    assert check_raises(error, simulation().run, out=out, watch=watch).__notes__ == [
         f"1 of 2 runs were finished; kept {out}/; the same command with --out {out} goes on"
     ]
     assert statuses(out) == ["ended", "interrupted" if error is KeyboardInterrupt else "open"]

@@ -42,8 +42,9 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload import task_registry
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from conftest import ROOT, check_error, reproducible
+from conftest import ROOT, check_raises, check_refused, reproducible
 from made_runs import resume, run, run_in_store
+from stopped_runs import Stopped, stop_at
 
 RULE = "fedbuff:buffer_size=3"
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
@@ -120,7 +121,7 @@ def test_roles_of_a_simulation():
     assert not last["1.running_mean"].any()
     assert last["1.running_var"].ne(1).all()
     made.task = replace(made.task, roles={"1.*": "local"})
-    check_error(r"1\.weight is local, and a simulation keeps no arrays of single clients", made.run, error=ConfigError)
+    check_refused(r"1\.weight is local, and a simulation keeps no arrays of single clients", made.run)
 
 
 def test_buffers_are_averaged_and_frozen_parts_stay_as_they_are():
@@ -260,15 +261,12 @@ def test_rules_that_need_facts_are_refused(tmp_path):
         "def by_tokens(buffer_size: int = 2):\n"
         "    return replace(fedbuff(buffer_size=buffer_size), weigh=Given('tokens'))\n"
     )
-    with pytest.raises(
-        ConfigError, match=r"fedbuff needs facts of arrivals \(tokens\), which simulated clients do not"
-    ):
-        simulation(own_tasks.linear, rules=f"{file}:by_tokens").run()
+    text = r"fedbuff needs facts of arrivals \(tokens\), which simulated clients do not"
+    check_refused(text, simulation(own_tasks.linear, rules=f"{file}:by_tokens").run)
 
 
 def test_rules_that_score_updates_need_validation_data():
-    with pytest.raises(ConfigError, match="zenopp scores updates on validation data"):
-        simulation(rules="zenopp").run()
+    check_refused("zenopp scores updates on validation data", simulation(rules="zenopp").run)
     made = simulation(rules="zenopp:server_lr=0.3", validation=(own_tasks.X, own_tasks.Y))
     assert made.run()[0].evaluations[-1].version > 0
 
@@ -331,7 +329,7 @@ def test_a_run_that_ends_earlier_is_the_beginning_of_the_longer_one(end):
 def test_the_first_of_several_ends_counts():
     (result,) = simulation(own_tasks.linear, **WHOLE | {"arrivals": 10}, rounds=7, virtual_time=1e9).run()
     assert len(result.staleness) == 10
-    check_error("the run has no end", replace, simulation().config, arrivals=2**62, error=ConfigError)
+    check_refused("the run has no end", replace, simulation().config, arrivals=2**62)
 
 
 def test_paired_rules_end_with_the_first():
@@ -395,11 +393,9 @@ def test_a_call_that_was_stopped_keeps_finished_runs_and_the_same_call_goes_on(t
         return watch
 
     out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        made.run(out=out, watch=stop_at(0))
+    check_raises(KeyboardInterrupt, made.run, out=out, watch=stop_at(0))
     assert sorted(path.name for path in out.iterdir()) == ["audit", "finished.jsonl"]
-    with pytest.raises(KeyboardInterrupt):
-        made.run(out=out, watch=stop_at(1))
+    check_raises(KeyboardInterrupt, made.run, out=out, watch=stop_at(1))
     assert (out / "summary.csv").read_text().count("\n") == 2
     first = read_results(out)
     results = made.run(out=out)
@@ -435,8 +431,7 @@ def test_a_registered_task(monkeypatch):
     assert torch.equal(task.clients[2][0], own_tasks.X[2::15] + 0.5)
     result = run(parse_rule(RULE), 0, config)
     assert result.num_clients == 15
-    with pytest.raises(ConfigError, match="there is a task 'own-linear' already"):
-        register_task("own-linear", own_tasks.wrong_task)
+    check_refused("there is a task 'own-linear' already", register_task, "own-linear", own_tasks.wrong_task)
     register_task("wrong", own_tasks.wrong_task)
     for text, message in [
         ("wrong", "task wrong: it returns 1, not an afflux.sim.Task"),
@@ -447,9 +442,8 @@ def test_a_registered_task(monkeypatch):
         ("own-liner", "unknown task 'own-liner'; did you mean 'own-linear'"),
         ("python:own", "the task python:own was made in Python"),
     ]:
-        check_error(message, run, parse_rule(RULE), 0, replace(config, task=text), error=ConfigError)
-    with pytest.raises(ConfigError, match="model is logreg, which is read only with task images"):
-        replace(config, model="logreg")
+        check_refused(message, run, parse_rule(RULE), 0, replace(config, task=text))
+    check_refused("model is logreg, which is read only with task images", replace, config, model="logreg")
 
 
 def misspelled(model, data, rng, *, lr):
@@ -507,7 +501,7 @@ def test_the_target_may_be_any_number_as_the_accuracy():
     scores = iter([-9.0, -5.0, -2.5, -1.0])
     own = Simulation(own_tasks.linear, CLIENTS, sgd(), lambda model: (next(scores), 0.0), target=-3.0, **ends)
     assert own.run()[0].evaluations[-1].accuracy == -2.5
-    check_error(r"target is -3.0, must be in \(0, 1\]", SimConfig, target=-3.0, error=ConfigError)
+    check_refused(r"target is -3.0, must be in \(0, 1\]", SimConfig, target=-3.0)
 
 
 def test_a_parameter_that_is_replaced_is_named():
@@ -515,9 +509,8 @@ def test_a_parameter_that_is_replaced_is_named():
         model.weight.data = torch.zeros(3, 6)
         return 1.0, 1, 1
 
-    with pytest.raises(ConfigError, match="the training replaced parameter weight") as caught:
-        simulation(own_tasks.linear, training=replaces).run()
-    assert caught.value.__notes__[0].startswith("while client ")
+    error = check_refused("the training replaced parameter weight", simulation(own_tasks.linear, training=replaces).run)
+    assert error.__notes__[0].startswith("while client ")
 
 
 def raises(*_):
@@ -569,9 +562,8 @@ def test_modes_of_parts_are_put_back_after_an_evaluation():
     model = FlatModel(module)
     task = Task(module, [], own_tasks.TEST)
     Trainer(model, [], task, SimConfig(task="python:own")).evaluate(model.initial_params, model.initial_buffers)
-    assert [part.training for part in (module, module.norm, module.frozen, module.frozen[1])] == [True, True] + [
-        False
-    ] * 2
+    training = [part.training for part in (module, module.norm, module.frozen, module.frozen[1])]
+    assert training == [True, True, False, False]
 
 
 def test_the_example(monkeypatch, capsys):
@@ -579,13 +571,9 @@ def test_the_example(monkeypatch, capsys):
     source = (ROOT / "examples" / "own_simulation.py").read_text()
     assert len([line for line in source.splitlines() if line]) <= 32
     monkeypatch.setattr(sys, "argv", ["own_simulation.py"])
-    exec(
-        compile(source.replace("arrivals=1000", "arrivals=200"), "own_simulation.py", "exec"), {"__name__": "__main__"}
-    )
+    exec(compile(source.replace("arrivals=1000", "arrivals=200"), "own.py", "exec"), {"__name__": "__main__"})
     lines = capsys.readouterr().out.splitlines()
-    found = [
-        re.fullmatch(r"(\S+), seed ([01]): accuracy (0\.\d+), staleness (\d+\.\d)", line).groups() for line in lines
-    ]
+    found = [re.fullmatch(r"(\S+), seed ([01]): accuracy (0\.\d+), staleness (\d+\.\d)", one).groups() for one in lines]
     assert [(rule.partition(":")[0], seed) for rule, seed, *_ in found] == [
         (rule, seed) for seed in "01" for rule in ("fedbuff", "ca2fl", "fedasync")
     ]
@@ -597,26 +585,12 @@ def test_a_simulation_on_a_store_is_resumed_with_its_task(tmp_path):
     (tmp_path / "whole").mkdir()
     (tmp_path / "run" / "audit").mkdir(parents=True)
     whole = run(made.jobs[0].spec, 0, made.config, output=AuditOutput(tmp_path / "whole"), task=made.task)
-
-    def stop(progress):
-        if progress.arrivals == 13:
-            raise KeyboardInterrupt
-
-    arguments = (
-        tmp_path / "store",
-        made.jobs[0].spec,
-        0,
-        made.config,
-        AuditOutput(tmp_path / "run" / "audit"),
-        stop,
-        0.0,
-    )
-    with pytest.raises(KeyboardInterrupt):
-        run_in_store(*arguments, task=made.task)
+    output = AuditOutput(tmp_path / "run" / "audit")
+    arguments = tmp_path / "store", made.jobs[0].spec, 0, made.config, output, stop_at(13), 0.0
+    check_raises(Stopped, run_in_store, *arguments, task=made.task)
     paused = InterruptedRun(tmp_path / "store")
     assert paused.arrivals == 12
-    with pytest.raises(ConfigError, match="the task python:own was made in Python: continue it in that program"):
-        resume(paused)
+    check_refused("the task python:own was made in Python: continue it in that program", resume, paused)
     result = resume(paused, task=made.task)
     assert reproducible(result) == reproducible(whole), "buffers of the model included"
     (log,) = (tmp_path / "whole").iterdir()

@@ -21,8 +21,10 @@ from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task_registry import build_task
+from conftest import check_error, check_raises, check_refused
 from made_runs import audit_folder, resume, run, run_in_store
 from pairwise import soak
+from stopped_runs import Stopped, stop_at
 
 # The libraries warn of their own later versions.
 pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -87,8 +89,7 @@ def data_dir(tmp_path_factory):
 
 def test_the_packages_of_the_extra_are_named(data_dir, monkeypatch):
     monkeypatch.setattr(lora_task, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"LoRA needs transformers, peft: pip install 'afflux\[sim,lora\]'"):
-        build_task(settings(data_dir))
+    check_refused(r"LoRA needs transformers, peft: pip install 'afflux\[sim,lora\]'", build_task, settings(data_dir))
 
 
 def settings(data_dir, **others):
@@ -133,8 +134,7 @@ def test_an_attempt_to_reach_a_model_hub_is_noticed(attempts):
     from transformers import AutoTokenizer
 
     assert not attempts
-    with pytest.raises(pytest.fail.Exception, match="must not reach"):
-        AutoTokenizer.from_pretrained("bert-base-uncased")
+    check_error("must not reach", AutoTokenizer.from_pretrained, "bert-base-uncased", error=pytest.fail.Exception)
     assert "huggingface.co" in str(attempts)
     attempts.clear()
 
@@ -184,22 +184,11 @@ def test_equal_seeds_give_equal_bits_and_others_do_not(data_dir):
     assert np.isfinite(one.params).all()
 
 
-class StoppedError(Exception):
-    """As if the process had been killed."""
-
-
 @pytest.mark.parametrize("count", [1, 4, 8])
 def test_resumes_bit_for_bit(data_dir, tmp_path, count):
     config = settings(data_dir)
     folder = run_folder.create_run_folder(tmp_path / "run")
-    output = audit_folder(folder)
-
-    def stop(run):
-        if run.arrivals == count:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        run_in_store(tmp_path / "store", SPEC, 3, config, output, stop, 0.0)
+    check_raises(Stopped, run_in_store, tmp_path / "store", SPEC, 3, config, audit_folder(folder), stop_at(count), 0.0)
     resumed = resume(InterruptedRun(tmp_path / "store"))
     whole = run(SPEC, 3, config)
     assert resumed.digest == whole.digest
@@ -234,8 +223,7 @@ def test_errors_are_clear(data_dir, tmp_path):
         ("lora:dataset=sst2:scale=0", "scale is 0.0, must be positive"),
         (f"lora:dataset=sst2:checkpoint={broken}", "cannot be read"),
     ):
-        with pytest.raises(ConfigError, match=message):
-            SimulationSetup(replace(config, task=task), 0)
+        check_refused(message, SimulationSetup, replace(config, task=task), 0)
 
 
 def test_pickled_weights_are_refused(data_dir, tmp_path):

@@ -15,16 +15,15 @@ from afflux.rules import files as rule_files
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, MissingExtraError, Simulation, Task, partitioned, read_results, register_task
 from afflux.sim.clients.compiled_training import require_compiler
-from afflux.sim.data import image_set
 from afflux.sim.models import build_model
-from afflux.sim.papers import all_tables, codec_errors, lora_task, paper_task, reproduction, text_set
+from afflux.sim.papers import all_tables, codec_errors, lora_task, reproduction
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs.event_loop import SimulatedServer
 from afflux.sim.runs.run_checkpoint import InterruptedRun, StoredRun
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import HalfNormalDelays
-from conftest import check_error
+from conftest import check_refused
 
 X, Y = np.zeros((4, 2), np.float32), np.arange(4) % 2
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36)
@@ -123,29 +122,22 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_mistake_is_named(case, tmp_path):
     make, message = CASES[case]
-    check_error(message, make, tmp_path, error=ConfigError)
+    check_refused(message, make, tmp_path)
 
 
 def test_packages_that_are_missing_or_too_old(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch._inductor", SimpleNamespace())  # its import takes seconds
     monkeypatch.setattr(torch, "_inductor", SimpleNamespace(), raising=False)
-    check_error(r"compile needs torch 2\.6 or newer, and this is [0-9]", require_compiler, error=ConfigError)
+    check_refused(r"compile needs torch 2\.6 or newer, and this is [0-9]", require_compiler)
     monkeypatch.setattr(lora_task, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"LoRA needs transformers, peft: pip install 'afflux\[sim,lora\]'"):
         lora_task.lora_task(SMALL)
 
 
-def test_data_that_cannot_be_read_or_tested(monkeypatch):
-    monkeypatch.setattr(image_set.np, "loadtxt", lambda *given, **options: int("x"))
-    with pytest.raises(ConfigError, match=r"cannot read the digits of scikit-learn, .*digits.csv.gz: invalid literal"):
-        image_set.digits_of_scikit_learn()
-    text = text_set._text_set([("a role", 0, " " * text_set.WINDOW + "x\n")])
-    check_error("data 'shakespeare' has no test part", paper_task.text_task, text, "char-lstm", error=ConfigError)
+def test_a_data_set_without_a_folder(monkeypatch):
     monkeypatch.delenv("AFFLUX_DATA", raising=False)
-    with pytest.raises(
-        ConfigError, match="data 'rte' is read from files: give their folder with --data-dir or AFFLUX_DA"
-    ):
-        lora_task.data_folder("rte", None)
+    text = "data 'rte' is read from files: give their folder with --data-dir or AFFLUX_DA"
+    check_refused(text, lora_task.data_folder, "rte", None)
 
 
 def test_a_file_that_has_changed_since_its_parent_executed_it(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 import own_tasks
@@ -26,23 +27,16 @@ from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.inputs import content_digest
 from afflux.sim.workload.partitions import PARTITIONS, classes
 from afflux.sim.workload.task_registry import build_task
+from conftest import check_refused
 from made_runs import resume, run, run_in_store
 from pairwise import soak
+from stopped_runs import Stopped, stop_at
 
 SMALL = SimConfig(
     model="logreg", num_clients=12, concurrency=4, arrivals=12, eval_every=6, local_steps=1, partition="iid"
 )
 OWN = replace(SMALL, task="python:own", model="cnn", partition="dirichlet")
 RULE = parse_rule("fedbuff:buffer_size=3")
-
-
-class Stopped(Exception):
-    """As if the process had been killed."""
-
-
-def stop(progress):
-    if progress.arrivals == 5:
-        raise Stopped
 
 
 def digits_with(change, monkeypatch):
@@ -72,7 +66,7 @@ def brighter(images, labels):
 def stopped(folder, config=SMALL, task=None):
     (folder / "audit").mkdir(parents=True)
     with pytest.raises(Stopped):
-        run_in_store(folder / "store", RULE, 3, config, AuditOutput(folder / "audit"), stop, 0.0, task)
+        run_in_store(folder / "store", RULE, 3, config, AuditOutput(folder / "audit"), stop_at(5), 0.0, task)
     return folder / "store"
 
 
@@ -81,8 +75,7 @@ def test_a_run_does_not_go_on_with_other_data(change, tmp_path, monkeypatch):
     store = stopped(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     digits_with(change, monkeypatch)
-    with pytest.raises(ConfigError, match=r"store: the run began with other inputs: data; undo the change"):
-        resume(InterruptedRun(store))
+    check_refused(r"store: the run began with other inputs: data; undo the change", resume, InterruptedRun(store))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     monkeypatch.undo()
     data_sets._read.cache_clear()
@@ -107,8 +100,7 @@ def test_the_digests_of_data_are_those_of_older_logs(tmp_path):
 def test_another_division_is_named(tmp_path, monkeypatch):
     store = stopped(tmp_path)
     monkeypatch.setitem(PARTITIONS, "iid", lambda labels, count, _, rng: classes(labels, count, 2, rng))
-    with pytest.raises(ConfigError, match="other inputs: clients;"):
-        resume(InterruptedRun(store))
+    check_refused("other inputs: clients;", resume, InterruptedRun(store))
 
 
 def test_the_file_of_the_delays_is_an_input(tmp_path):
@@ -116,19 +108,16 @@ def test_the_file_of_the_delays_is_an_input(tmp_path):
     trace.write_text("time,deviation\n1,0\n2,0\n3,0\n")
     store = stopped(tmp_path / "run", replace(SMALL, delays=f"device-times:file={trace}"))
     trace.write_text("time,deviation\n1,0\n2,0\n3,0.0\n")  # the same times: nothing else would notice it
-    with pytest.raises(ConfigError, match="other inputs: delays;"):
-        resume(InterruptedRun(store))
+    check_refused("other inputs: delays;", resume, InterruptedRun(store))
 
 
 def own_task(**changes):
     clients = [[own_tasks.X[i::12].clone(), own_tasks.Y[i::12].clone()] for i in range(12)]
     test = classification(own_tasks.TEST.x.clone(), own_tasks.TEST.y.clone())
-    model = torch.nn.Sequential(
-        torch.nn.Linear(6, 6).requires_grad_(False), torch.nn.Dropout(0.1), torch.nn.Linear(6, 3)
-    )
+    model = nn.Sequential(nn.Linear(6, 6).requires_grad_(False), nn.Dropout(0.1), nn.Linear(6, 3))
     torch.manual_seed(1)
     for parameter in model.parameters():
-        torch.nn.init.uniform_(parameter, -0.1, 0.1)
+        nn.init.uniform_(parameter, -0.1, 0.1)
     return Task(model, [tuple(own) for own in clients], test, validation=(own_tasks.X[:9].clone(), own_tasks.Y[:9]))
 
 
@@ -172,8 +161,7 @@ def test_the_inputs_of_an_own_task(change, name, tmp_path):
     store = stopped(tmp_path, OWN, own_task())
     task = own_task()
     change(task)
-    with pytest.raises(ConfigError, match=f"other inputs: {name};"):
-        resume(InterruptedRun(store, task="python:own"), task=task)
+    check_refused(f"other inputs: {name};", resume, InterruptedRun(store, task="python:own"), task=task)
     resume(InterruptedRun(store, task="python:own"), task=own_task())
 
 
@@ -214,7 +202,7 @@ def simulation(shift=0.0, model=own_tasks.linear):
 
 
 def wider(rng):
-    return torch.nn.Sequential(torch.nn.Dropout(0.0), own_tasks.linear(rng))
+    return nn.Sequential(nn.Dropout(0.0), own_tasks.linear(rng))
 
 
 def warnings(caplog):
@@ -229,8 +217,7 @@ def test_a_grid_has_one_data_set_and_one_model(tmp_path, caplog):
     (out / "grid.md").unlink()
     with pytest.raises(ConfigError, match=rf"out/{FILE}: the run began with other inputs: data, evaluation;"):
         tune(simulation(0.5), grid, out=out)
-    with pytest.raises(ConfigError, match="other inputs: model;"):
-        tune(simulation(model=wider), {"client_lr": [0.1, 0.2, 1e37]}, out=out)
+    check_refused("other inputs: model;", tune, simulation(model=wider), {"client_lr": [0.1, 0.2, 1e37]}, out=out)
     assert not (out / "grid.md").exists()
     assert str(tune(simulation(), grid, out=out)) == page
     assert warnings(caplog) == set()

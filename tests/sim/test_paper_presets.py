@@ -23,12 +23,7 @@ from conftest import ROOT
 from made_runs import run
 from pairwise import soak
 
-IMAGES = {
-    "mnist": (28, 28),
-    "emnist-mnist": (28, 28),
-    "cifar10": (32, 32, 3),
-    "cifar100": (32, 32, 3),
-}
+IMAGES = {"mnist": (28, 28), "emnist-mnist": (28, 28), "cifar10": (32, 32, 3), "cifar100": (32, 32, 3)}
 #: The others need the extra lora: test_lora.py runs them.
 OF_PAPERS_MODELS = [name for name, preset in all_presets().items() if preset.model != "lora"]
 #: Each data set with each of its models, each rule and each optimizer of the clients; ResNet-18 once for each paper.
@@ -80,10 +75,7 @@ fadas-sst2                    0.001 1  0.001 1 0.1 0.0005  0.1 0.001
 """
 FADAS_METHODS = ("-fedasync", "-fedbuff", "", "-da")
 #: Model -> eta_l, rho, alpha_t of the constant update; eta_l, rho, alpha_t, beta of the polynomial one.
-CA2FL_TABLE_7 = {
-    "ca2fl-cnn": "0.01 1.0 0.3  0.01 1.0 0.5 0.3",
-    "ca2fl-resnet18": "0.01 0.1 ?  ? 0.1 0.3 0.3",
-}
+CA2FL_TABLE_7 = {"ca2fl-cnn": "0.01 1.0 0.3  0.01 1.0 0.5 0.3", "ca2fl-resnet18": "0.01 0.1 ?  ? 0.1 0.3 0.3"}
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,9 @@ from afflux.sim.workload.availability import Diurnal, Dropouts, ReadyTimes
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.selection import ClientResult, Oort, Population, UniformSelection, selection_law
+from conftest import check_raises, check_refused
 from made_runs import resume, run, run_in_store, run_paired
+from stopped_runs import Stopped
 
 SMALL = SimConfig(model="logreg", num_clients=12, concurrency=4, arrivals=40, eval_every=40, local_steps=1)
 RULE = parse_rule("fedbuff:buffer_size=3")
@@ -169,13 +171,10 @@ def test_the_shares_of_fates():
 
 def test_nobody_can_arrive_any_more(monkeypatch):
     message = "after 2 arrivals, at time 2, no result can arrive any more: 2 clients dropped out .* give a timeout"
-    with pytest.raises(ConfigError, match=message):
-        events_of(5, 2, 9, fate=fates(None, "upload", None, "never"))
+    check_refused(message, events_of, 5, 2, 9, fate=fates(None, "upload", None, "never"))
     monkeypatch.setattr(schedule, "MOST_LOST", 20)
-    with pytest.raises(ConfigError, match="no result can arrive any more: the last 21 dispatches were lost"):
-        events_of(5, 2, 9, timeout=0.5)
-    with pytest.raises(ConfigError, match="no result can arrive any more"):
-        run(RULE, 0, replace(SMALL, dropout="rates:never=0.9"))
+    check_refused("no result can arrive any more: the last 21 dispatches were lost", events_of, 5, 2, 9, timeout=0.5)
+    check_refused("no result can arrive any more", run, RULE, 0, replace(SMALL, dropout="rates:never=0.9"))
 
 
 def test_a_dropout_frees_its_version_at_once():
@@ -287,18 +286,15 @@ def test_a_law_of_the_user(laws, tmp_path):
         if progress.arrivals == count:
             raise Stopped
 
-    with pytest.raises(Stopped):
-        run_in_store(store, RULE, 5, config, output, partial(stop, 9), 0.0)
-    with pytest.raises(ConfigError, match=r"names the selection file .*give --selection FILE\.py:FUNCTION"):
-        InterruptedRun(store)
+    check_raises(Stopped, run_in_store, store, RULE, 5, config, output, partial(stop, 9), 0.0)
+    check_refused(r"names the selection file .*give --selection FILE\.py:FUNCTION", InterruptedRun, store)
     with pytest.raises(ConfigError, match=r"--selection is other\.py:nothing, but the selection of"):
         InterruptedRun(store, selection="other.py:nothing")
     paused = interrupted_run(store, Job(RULE, 5), config, tmp_path / "run")  # as the same command
     changed = copy(paused)
     stream = msgspec.structs.replace(paused.notes.stream, results=[])
     changed.notes = msgspec.structs.replace(paused.notes, stream=stream)
-    with pytest.raises(ConfigError, match="0 results of the selection, but 8 arrivals"):
-        resume(changed)
+    check_refused("0 results of the selection, but 8 arrivals", resume, changed)
     result = resume(paused)
     assert result.digest == whole.digest
     name = "fedbuff_buffer_size=3-seed5.jsonl"
@@ -318,8 +314,7 @@ def test_a_law_of_the_user(laws, tmp_path):
     ],
 )
 def test_wrong_laws_of_the_user(laws, law, message):
-    with pytest.raises(ConfigError, match=message):
-        run(RULE, 0, replace(SMALL, selection=f"{laws}:{law}".rstrip(":")))
+    check_refused(message, run, RULE, 0, replace(SMALL, selection=f"{laws}:{law}".rstrip(":")))
 
 
 EVERYTHING = {
@@ -346,10 +341,6 @@ def test_the_log_has_its_fields_only_where_they_are_used(tmp_path):
     assert "dropout" in {line["type"] for line in everything}
     assert not any("dispatched" in line for line in plain)
     assert all("dispatched" in line for line in everything if line["type"] in ("arrival", "dropout"))
-
-
-class Stopped(Exception):
-    """The run ends here, as if its process had been killed."""
 
 
 def test_a_run_that_is_killed_before_its_first_arrival_keeps_its_dropouts(tmp_path, monkeypatch):
@@ -407,8 +398,7 @@ def test_a_run_that_is_killed_before_its_first_arrival_keeps_its_dropouts(tmp_pa
     ],
 )
 def test_wrong_settings(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        replace(SMALL, **settings)
+    check_refused(message, replace, SMALL, **settings)
 
 
 def test_on_the_command_line():

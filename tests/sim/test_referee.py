@@ -15,16 +15,7 @@ from afflux.rules.specs import parse_rule
 from afflux.sim.papers import reproduction
 from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.publishing import write_page
-from afflux.sim.papers.referee import (
-    CONDITIONS,
-    REFERENCE,
-    RULES,
-    Difference,
-    holm,
-    late_in_time,
-    sign_flip,
-    verdict,
-)
+from afflux.sim.papers.referee import CONDITIONS, REFERENCE, RULES, Difference, holm, late_in_time, sign_flip, verdict
 from afflux.sim.papers.reproduction import Budget, folder_page, reproduce, rows_of, runs_of
 from afflux.sim.results.finished_runs import _identity
 from afflux.sim.results.run_result import Evaluation

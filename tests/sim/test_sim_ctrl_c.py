@@ -9,6 +9,7 @@ from afflux.rules.specs import parse_rule
 from afflux.sim import interrupts
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import SimConfig
+from conftest import check_raises
 from pairwise import soak
 
 
@@ -20,8 +21,7 @@ def test_a_press_is_raised_once_where_it_is_asked_for():
     with interrupts.deferred():
         press()
         press()
-        with pytest.raises(KeyboardInterrupt):
-            interrupts.raise_if_pending()
+        check_raises(KeyboardInterrupt, interrupts.raise_if_pending)
         interrupts.raise_if_pending()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -40,8 +40,7 @@ def test_sigterm_says_that_it_was_that():
     """Once: what is pressed later is Ctrl-C again."""
     with interrupts.deferred(), interrupts.sigterm_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(interrupts.Terminated):
-            interrupts.raise_if_pending()
+        check_raises(interrupts.Terminated, interrupts.raise_if_pending)
         press()
         with pytest.raises(KeyboardInterrupt) as caught:
             interrupts.raise_if_pending()
@@ -66,8 +65,7 @@ def test_a_second_sigterm_says_what_it_was_too(monkeypatch):
     with pytest.raises(interrupts.Terminated), interrupts.deferred(), interrupts.sigterm_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
         monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
-        with pytest.raises(interrupts.Terminated):
-            signal.raise_signal(signal.SIGTERM)
+        check_raises(interrupts.Terminated, signal.raise_signal, signal.SIGTERM)
 
 
 def test_another_error_comes_first():
@@ -81,10 +79,8 @@ def test_a_second_press_raises_at_once_when_the_first_has_waited(monkeypatch):
     with interrupts.deferred():
         press()
         monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
-        with pytest.raises(KeyboardInterrupt):
-            press()
-        with pytest.raises(KeyboardInterrupt):
-            interrupts.raise_if_pending()
+        check_raises(KeyboardInterrupt, press)
+        check_raises(KeyboardInterrupt, interrupts.raise_if_pending)
 
 
 def test_the_handler_afterwards_may_be_given():

@@ -7,11 +7,12 @@ import pytest
 
 import own_tasks
 from afflux.rules.specs import RuleSpec
-from afflux.sim import ConfigError, MissingExtraError, Simulation, partitioned
+from afflux.sim import MissingExtraError, Simulation, partitioned
 from afflux.sim.results import run_folder, tensorboard
 from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.results.statistics import paired_differences, reach_targets
 from afflux.sim.workload.config import SimConfig
+from conftest import check_error, check_refused
 
 RULES = ["fedbuff:buffer_size=3", "fedasync"]
 
@@ -66,14 +67,12 @@ def test_tables(results):
     assert (first, second, seeds) == (*RULES, 2)
     finals = np.array([run.final_accuracy for run in results]).reshape(2, 2)
     assert mean == np.mean(finals[:, 0] - finals[:, 1])
-    with pytest.raises(ConfigError, match="unknown table 'rounds'"):
-        results.to_dataframe("rounds")
+    check_refused("unknown table 'rounds'", results.to_dataframe, "rounds")
 
 
 def test_a_missing_package(results, monkeypatch):
     monkeypatch.setattr("afflux.sim.errors.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"needs pandas: pip install 'afflux\[sim\]'"):
-        results.to_dataframe()
+    check_error(r"needs pandas: pip install 'afflux\[sim\]'", results.to_dataframe, error=MissingExtraError)
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "pandas", "jinja2"])
@@ -146,8 +145,7 @@ def test_event_files_need_a_folder_and_the_package(tmp_path, monkeypatch):
     with pytest.raises(MissingExtraError, match="pip install tensorboard"):
         simulation().run(tensorboard=True, out=tmp_path / "run")
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: name)
-    with pytest.raises(ConfigError, match="tensorboard needs out=, a folder"):
-        simulation().run(tensorboard=True)
+    check_refused("tensorboard needs out=, a folder", simulation().run, tensorboard=True)
     assert not (tmp_path / "run").exists()
 
 

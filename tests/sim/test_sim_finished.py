@@ -8,13 +8,13 @@ from typer.testing import CliRunner
 
 import afflux.sim.runs.compare
 from afflux.cli.simulator import app
-from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim.papers import table_pages
 from afflux.sim.papers.outcomes import Outcome, load_outcomes
 from afflux.sim.results.finished_runs import FILE, FinishedRuns, Job, line_of
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.workload.config import SimConfig
+from conftest import check_refused
 from made_runs import run
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=20, eval_every=5, delays="fadas-mild")
@@ -61,8 +61,7 @@ def test_a_line_that_was_cut_off_has_not_ended(tmp_path):
 def test_another_file_is_refused(text, tmp_path):
     path = tmp_path / FILE
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"finished\.jsonl holds no finished runs: "):
-        load_outcomes(path, JOBS)
+    check_refused(r"finished\.jsonl holds no finished runs: ", load_outcomes, path, JOBS)
 
 
 def test_late_accuracy_is_the_mean_over_the_last_quarter():
@@ -150,5 +149,4 @@ def test_the_page_of_mf_ca2fl(small, monkeypatch):
     assert page.content["from_8_bits"]["affine-2"]["mean"] == pytest.approx(-0.015)
     assert page.content["from_8_bits"]["rotated-2"]["std"] == pytest.approx(0.01 / 2**0.5)
     assert "| `affine-2` | 1,344 | 83.0 ± 7.1 | -2.0 ± 0.0 | 83.0 ± 7.1 |" in page.markdown
-    with pytest.raises(ConfigError, match=r"unknown data 'cifar'.* digits"):
-        table_pages.mf_ca2fl("cifar", [0], measure)
+    check_refused("unknown data 'cifar'.* digits", table_pages.mf_ca2fl, "cifar", [0], measure)

@@ -11,14 +11,13 @@ import pytest
 from rich.console import Console
 
 from afflux.cli import terminal
-from afflux.ops.errors import ConfigError
 from afflux.ops.units import in_bytes
 from afflux.rules import from_config
 from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.sim.results import run_folder
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import OF_CLIENTS, OF_PRESENCE, SimConfig
-from conftest import ROOT, check_error
+from conftest import ROOT, check_refused
 
 CONFIG = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=30, eval_every=10, target=0.999)
 SPECS = [parse_rule("fedbuff:buffer_size=3:staleness=polynomial(1)"), parse_rule("fedasync")]
@@ -134,13 +133,7 @@ def test_the_table_names_what_it_shows(results):
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(terminal.results_table(results, CONFIG))
     text = console.export_text()
-    for word in (
-        "fedasync",
-        "final accuracy",
-        "rounds to 99.9%",
-        "virtual time to 99.9%",
-        "mean max staleness",
-    ):
+    for word in ("fedasync", "final accuracy", "rounds to 99.9%", "virtual time to 99.9%", "mean max staleness"):
         assert word in text
     assert "±" in text
     assert "nan" not in text
@@ -169,15 +162,14 @@ def test_there_is_one_console():
 
 
 def test_a_folder_with_something_in_it_is_not_written_to(folder, tmp_path):
-    check_error("not an empty folder", run_folder.create_run_folder, folder, error=ConfigError)
-    check_error("not an empty folder", run_folder.create_run_folder, folder / "config.json", error=ConfigError)
-    check_error("cannot write", run_folder.create_run_folder, folder / "config.json" / "below", error=ConfigError)
+    check_refused("not an empty folder", run_folder.create_run_folder, folder)
+    check_refused("not an empty folder", run_folder.create_run_folder, folder / "config.json")
+    check_refused("cannot write", run_folder.create_run_folder, folder / "config.json" / "below")
     assert run_folder.create_run_folder(tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize(
-    ("count", "shown"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (256_300, "256 kB"), (2.5e9, "2.5 GB")],
+    ("count", "shown"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (256_300, "256 kB"), (2.5e9, "2.5 GB")]
 )
 def test_bytes_are_shown_with_a_unit(count, shown):
     assert in_bytes(count) == shown

@@ -27,10 +27,11 @@ from afflux.sim.results import run_folder
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
 from commands import invoke
-from conftest import FORKS, reproducible
+from conftest import FORKS, check_error, check_raises, check_refused, reproducible
 from crashes import in_child
 from made_runs import audit_folder, resume, run, run_in_store
 from pairwise import soak
+from stopped_runs import Stopped, stop_at
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
 ROUNDS = replace(SMALL, protocol="rounds", concurrency=SimConfig.concurrency, stale_models=3, num_clients=9)
@@ -53,18 +54,6 @@ CASES = {
     "afa_cs": replace(SMALL, client_optimizer="scaffold"),
     "afa_cd": replace(ROUNDS, client_optimizer="scaffold"),
 }
-
-
-class Stopped(Exception):
-    """The run ends here, as if its process had been killed: nothing more is saved."""
-
-
-def stop_at(count):
-    def progress(run):
-        if run.arrivals == count:
-            raise Stopped
-
-    return progress
 
 
 def spec_of(name):
@@ -106,19 +95,16 @@ SECONDS = {name: (0.0, 0.01)[number % 2] for number, name in enumerate(CASES)}
 
 
 @pytest.mark.parametrize(
-    ("name", "seconds"),
-    [*SECONDS.items(), *(row for name in CASES for row in soak(name, 0.01 - SECONDS[name]))],
+    ("name", "seconds"), [*SECONDS.items(), *(row for name in CASES for row in soak(name, 0.01 - SECONDS[name]))]
 )
 def test_stopped_again_and_again(name, seconds, expected, tmp_path):
     """With a checkpoint after every event, and with few of them, so that arrivals come twice."""
-    with pytest.raises(Stopped):
-        begin(name, tmp_path, stop_at(2), seconds)
+    check_raises(Stopped, begin, name, tmp_path, stop_at(2), seconds)
     before = 2
     for count in (5, 6, 14, 20, 31, 36):
         paused = InterruptedRun(tmp_path / "store")
         assert paused.arrivals < before if seconds else paused.arrivals == before - 1
-        with pytest.raises(Stopped):
-            resume(paused, stop_at(count), seconds)
+        check_raises(Stopped, resume, paused, stop_at(count), seconds)
         before = count
     for _ in range(2):  # the second time there is nothing left to do
         result = resume(InterruptedRun(tmp_path / "store"), None, seconds)
@@ -194,26 +180,22 @@ def test_ctrl_c_makes_a_checkpoint(expected, tmp_path):
 
 
 def test_a_run_folder_that_has_moved(expected, tmp_path):
-    with pytest.raises(Stopped):
-        begin("fedbuff", tmp_path, stop_at(10))
+    check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(10))
     (tmp_path / "run").rename(tmp_path / "moved")
     where = rf"a run is resumed in its run folder, which was {tmp_path}/run; give --out if it has moved"
     for folder in (None, tmp_path / "elsewhere"):
         expected_at = (folder or tmp_path / "run") / "audit" / "fedbuff-seed4.jsonl"
-        with pytest.raises(ConfigError, match=f"there is no {expected_at}: {where}"):
-            InterruptedRun(tmp_path / "store", folder)
+        check_refused(f"there is no {expected_at}: {where}", InterruptedRun, tmp_path / "store", folder)
     result = resume(InterruptedRun(tmp_path / "store", tmp_path / "moved"))
     assert (reproducible(result), files(tmp_path / "moved")) == expected("fedbuff")
 
 
 def test_a_log_that_lacks_what_the_checkpoint_has(tmp_path):
-    with pytest.raises(Stopped):
-        begin("fedbuff", tmp_path, stop_at(10))
+    check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(10))
     (file,) = (tmp_path / "run" / "audit").glob("*.jsonl")
     whole = file.read_bytes()
     os.truncate(file, 700)
-    with pytest.raises(ConfigError, match=r"is shorter than the [0-9]+ bytes of the checkpoint"):
-        resume(InterruptedRun(tmp_path / "store"))
+    check_refused(r"is shorter than the [0-9]+ bytes of the checkpoint", resume, InterruptedRun(tmp_path / "store"))
     assert file.stat().st_size == 700
     file.write_bytes(whole)
     resume(InterruptedRun(tmp_path / "store"))
@@ -235,11 +217,9 @@ def another(folder, **changes):
 def test_another_runs_folder_is_refused(count, expected, tmp_path):
     """With what arrived before the checkpoint, and with nothing."""
     before = another(tmp_path / "other", client_lr=0.05)
-    with pytest.raises(Stopped):
-        begin("fedbuff", tmp_path, stop_at(count))
+    check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(count))
     said = f"other/audit/fedbuff-seed4.jsonl was not written by the run of {tmp_path}/store"
-    with pytest.raises(ConfigError, match=said):
-        InterruptedRun(tmp_path / "store", tmp_path / "other")
+    check_refused(said, InterruptedRun, tmp_path / "store", tmp_path / "other")
     assert contents(tmp_path / "other") == before
     result = resume(InterruptedRun(tmp_path / "store"))
     assert (reproducible(result), files(tmp_path / "run")) == expected("fedbuff")
@@ -255,8 +235,7 @@ def forge(store, **changes):
 def test_a_forged_store_writes_into_no_other_run_folder(count, tmp_path):
     """Its log has the same bytes: the runs have the same settings. Only the id of the folder differs."""
     for name in ("mine", "downloaded"):
-        with pytest.raises(Stopped):
-            begin("fedbuff", tmp_path / name, stop_at(count))
+        check_raises(Stopped, begin, "fedbuff", tmp_path / name, stop_at(count))
     mine, store = tmp_path / "mine" / "run", tmp_path / "downloaded" / "store"
     (mine / "report.html").write_text("mine")
     before = contents(mine)
@@ -270,23 +249,20 @@ def test_a_forged_store_writes_into_no_other_run_folder(count, tmp_path):
     with pytest.raises(ConfigError, match=f"{mine} is the folder of another run than that of {store}; choose another"):
         InterruptedRun(store, mine)
     forge(store, audit=str(tmp_path / "new" / "audit"))
-    with pytest.raises(ConfigError, match=f"{tmp_path}/new"):
-        InterruptedRun(store)
+    check_refused(f"{tmp_path}/new", InterruptedRun, store)
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("line", [0, 3])
 def test_a_log_that_was_edited_is_refused(line, tmp_path):
-    with pytest.raises(Stopped):
-        begin("fedbuff", tmp_path, stop_at(10))
+    check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(10))
     (log,) = (tmp_path / "run").glob("audit/*.jsonl")
     whole = log.read_text()
     lines = whole.splitlines(keepends=True)
     lines[line] = lines[line].replace("1", "2")
     log.write_text("".join(lines))
     before = contents(tmp_path / "run")
-    with pytest.raises(ConfigError, match="it is another run's log, or was changed"):
-        InterruptedRun(tmp_path / "store")
+    check_refused("it is another run's log, or was changed", InterruptedRun, tmp_path / "store")
     assert contents(tmp_path / "run") == before
     log.write_text(whole)
     resume(InterruptedRun(tmp_path / "store"))
@@ -294,15 +270,13 @@ def test_a_log_that_was_edited_is_refused(line, tmp_path):
 
 def test_where_other_runs_lie_too_is_refused(expected, tmp_path):
     """A comparison's folder, and, for a run to which nothing has arrived, one with anything in it."""
-    with pytest.raises(Stopped):
-        begin("fedbuff", tmp_path, stop_at(10))
+    check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(10))
     beside = tmp_path / "run" / "audit" / "ca2fl-seed4.jsonl"
     beside.touch()
     with pytest.raises(ConfigError, match=r"run/audit holds other runs' logs: ca2fl-seed4.jsonl; choose another --out"):
         InterruptedRun(tmp_path / "store")
     new = tmp_path / "new"
-    with pytest.raises(Stopped):
-        begin("fedbuff", new, stop_at(1))
+    check_raises(Stopped, begin, "fedbuff", new, stop_at(1))
     with pytest.raises(ConfigError, match=f"{tmp_path}/run holds other things than the run of {new}/store"):
         for name in ("fedbuff-seed4.jsonl", "run_id.txt"):
             (tmp_path / "run" / "audit" / name).unlink()
@@ -315,33 +289,27 @@ def test_where_other_runs_lie_too_is_refused(expected, tmp_path):
 @pytest.mark.parametrize("count", [9, 11])
 def test_a_server_that_was_pushed_to_is_refused(count, tmp_path):
     """Whether the push makes a round or waits."""
-    with pytest.raises(Stopped):
-        begin("fedbuff", tmp_path, stop_at(count))
+    check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(count))
     before = contents(tmp_path / "run")
     with Server.open(tmp_path / "store") as server:
         server.push(client=1, update=np.zeros(server.params.size), version=server.version)
     said = r"store: (version|joins) is [0-9]+, but was [0-9]+ when .*; the server was used since"
-    with pytest.raises(ConfigError, match=said):
-        resume(InterruptedRun(tmp_path / "store"))
+    check_refused(said, resume, InterruptedRun(tmp_path / "store"))
     assert contents(tmp_path / "run") == before
 
 
 def test_a_server_whose_arrivals_or_versions_are_gone_is_refused(tmp_path):
-    with pytest.raises(Stopped):
-        begin("fedbuff", tmp_path, stop_at(12))
+    check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(12))
     with Server.open(tmp_path / "store") as server:
         server.checkpoint(server.notes)  # without what was kept
-    with pytest.raises(ConfigError, match=r"the store no longer keeps version [0-9]+ of params"):
-        resume(InterruptedRun(tmp_path / "store"))
+    check_refused(r"the store no longer keeps version [0-9]+ of params", resume, InterruptedRun(tmp_path / "store"))
     with Server.open(tmp_path / "store") as server:
         assert server.discard() == 2
-    with pytest.raises(ConfigError, match="store: arrivals_waiting is 0, but was 2 when"):
-        resume(InterruptedRun(tmp_path / "store"))
+    check_refused("store: arrivals_waiting is 0, but was 2 when", resume, InterruptedRun(tmp_path / "store"))
 
 
 def test_looking_into_the_server_is_harmless(expected, tmp_path):
-    with pytest.raises(Stopped):
-        begin("ca2fl", tmp_path, stop_at(11))
+    check_raises(Stopped, begin, "ca2fl", tmp_path, stop_at(11))
     with Server.open(tmp_path / "store") as server:
         server.pull()
     result = resume(InterruptedRun(tmp_path / "store"))
@@ -351,12 +319,9 @@ def test_looking_into_the_server_is_harmless(expected, tmp_path):
 def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     with Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=4, store=tmp_path / "server") as server:
         server.checkpoint(["mine"])
-    with pytest.raises(ConfigError, match="server holds no run that could be resumed"):
-        InterruptedRun(tmp_path / "server")
-    with pytest.raises(StoreError, match="there is no folder"):
-        InterruptedRun(tmp_path / "nowhere")
-    with pytest.raises(Stopped):
-        begin("fedbuff", tmp_path, stop_at(10))
+    check_refused("server holds no run that could be resumed", InterruptedRun, tmp_path / "server")
+    check_error("there is no folder", InterruptedRun, tmp_path / "nowhere", error=StoreError)
+    check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(10))
     paused = InterruptedRun(tmp_path / "store")
 
     def with_notes(**changes):
@@ -372,25 +337,21 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="other clients train than in the run"):
         resume(with_notes(stream=msgspec.structs.replace(stream, training=training)))
     monkeypatch.setattr("afflux.sim.runs.run_checkpoint.FORMAT", 3)
-    with pytest.raises(ConfigError, match="holds a run of format 2, this afflux reads 3"):
-        InterruptedRun(tmp_path / "store")
+    check_refused("holds a run of format 2, this afflux reads 3", InterruptedRun, tmp_path / "store")
 
 
 def test_controls_of_more_than_two_gib_are_read(expected, tmp_path, monkeypatch):
     """Their archive ends with other records than that of a small one."""
     monkeypatch.setattr("zipfile.ZIP64_LIMIT", 100)
-    with pytest.raises(Stopped):
-        begin("afa_cs", tmp_path, stop_at(10))
+    check_raises(Stopped, begin, "afa_cs", tmp_path, stop_at(10))
     assert reproducible(resume(InterruptedRun(tmp_path / "store"))) == expected("afa_cs")[0]
 
 
 def test_damaged_controls_are_an_error(tmp_path):
-    with pytest.raises(Stopped):
-        begin("afa_cs", tmp_path, stop_at(10))
+    check_raises(Stopped, begin, "afa_cs", tmp_path, stop_at(10))
     (file,) = (tmp_path / "store").glob("clients-*.npz")
     os.truncate(file, 1000)
-    with pytest.raises(StoreError, match=f"cannot read {file}"):
-        resume(InterruptedRun(tmp_path / "store"))
+    check_error(f"cannot read {file}", resume, InterruptedRun(tmp_path / "store"), error=StoreError)
 
 
 SETTINGS = "--rule ca2fl:buffer_size=3 --model logreg --num-clients 20 --concurrency 5 --arrivals 200 --eval-every 100"
@@ -458,8 +419,7 @@ def test_the_command_is_killed_interrupted_and_resumed(tmp_path, caplog):
 
 
 def test_the_progress_bar_goes_on_where_it_was(tmp_path):
-    with pytest.raises(Stopped):
-        begin("fedbuff", tmp_path, stop_at(10))
+    check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(10))
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with show_progress(["fedbuff"], SMALL.arrivals, console) as watch:
         resume(InterruptedRun(tmp_path / "store"), partial(watch, 0))
@@ -487,8 +447,7 @@ def test_the_commands_mistakes(tmp_path):
         f"error: {base} is the store of a server without a run to resume; choose another --store; if a run was killed"
     )
     assert error(*new, base) == f"{said} before its first checkpoint, remove {base} and the folder of the run\n"
-    with pytest.raises(Stopped):
-        begin("fedbuff", tmp_path, stop_at(2))
+    check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(2))
     run_in = tmp_path / "store"
     assert error(*new, run_in).startswith(
         f"error: {run_in} holds a run; --resume {run_in} continues it (--rule is fedb"

@@ -11,6 +11,7 @@ from afflux.sim.clients.schedule import Arrival, Dispatch, Draws, make_schedule,
 from afflux.sim.workload.config import SAMPLING, SimConfig
 from afflux.sim.workload.delays import delay_law
 from afflux.sim.workload.selection import Population
+from conftest import check_refused
 from made_runs import run
 
 SMALL = SimConfig(
@@ -154,20 +155,15 @@ def test_biased_runs_need_ten_clients():
         ({"protocol": "x"}, "unknown protocol 'x'; known: events, rounds"),
         ({"sampling": "x"}, "unknown sampling"),
         ({"stale_models": 0}, "stale_models is 0"),
-        (
-            {"protocol": "events", "sampling": "biased", "concurrency": 5},
-            "sampling is biased, which is read only with",
-        ),
+        ({"protocol": "events", "sampling": "biased", "concurrency": 5}, "sampling is biased, which is read only with"),
     ],
 )
 def test_impossible_settings_are_refused(change, message):
-    with pytest.raises(ConfigError, match=message):
-        replace(SMALL, **change)
+    check_refused(message, replace, SMALL, **change)
 
 
 def test_a_cohort_beyond_the_clients_is_refused():
-    with pytest.raises(ConfigError, match="concurrency is 11, but only 10 of 10"):
-        run(parse_rule("fedbuff:buffer_size=11"), 0, SMALL)
+    check_refused("concurrency is 11, but only 10 of 10", run, parse_rule("fedbuff:buffer_size=11"), 0, SMALL)
 
 
 def test_k_async_is_refill_k_with_all_clients_at_once():

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from afflux.ops.errors import ConfigError
 from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.rules.staleness import Constant, Hinge
 from afflux.server.aggregator import Aggregator
@@ -21,7 +20,7 @@ from afflux.sim.results.run_result import Evaluation, RunResult, group_by_rule, 
 from afflux.sim.runs.compare import compare, make_jobs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import DELAYS
-from conftest import reproducible
+from conftest import check_error, check_refused, reproducible
 from made_runs import run
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, eval_every=7, local_steps=2)
@@ -58,15 +57,7 @@ def test_staleness_of_a_schedule_done_by_hand(monkeypatch):
     #   5    1       1       2        1          version 3 (dispatched first, at 2.5)
     #   5    0       2       3        1
     monkeypatch.setitem(DELAYS, "constant", (TwoClients, {}))
-    config = replace(
-        SMALL,
-        num_clients=2,
-        concurrency=2,
-        arrivals=7,
-        delays="constant",
-        partition="iid",
-        eval_every=3,
-    )
+    config = replace(SMALL, num_clients=2, concurrency=2, arrivals=7, delays="constant", partition="iid", eval_every=3)
     result = run(parse_rule("fedbuff:buffer_size=2"), 0, config)
     assert result.staleness.tolist() == [0, 0, 1, 0, 0, 1, 1]
     assert result.round_staleness.tolist() == [0, 1, 1]
@@ -195,8 +186,7 @@ def test_clients_without_data_are_never_dispatched(monkeypatch):
     result = run(parse_rule("fedasync"), 0, config)
     assert len(ids) > 0.9 * result.num_clients
     assert len(ids) <= result.num_clients < 200
-    with pytest.raises(ConfigError, match="hold data"):
-        run(parse_rule("fedasync"), 0, replace(config, concurrency=200))
+    check_refused("hold data", run, parse_rule("fedasync"), 0, replace(config, concurrency=200))
 
 
 def test_fedavg_is_synchronous():
@@ -221,8 +211,7 @@ def test_divergence_is_reported_with_the_rule_the_seed_and_the_client():
 
 def test_a_missing_package_is_named_before_any_work(monkeypatch):
     monkeypatch.setattr("afflux.sim.errors.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"torch, scikit-learn: pip install 'afflux\[sim\]'"):
-        compare([], SMALL)
+    check_error(r"torch, scikit-learn: pip install 'afflux\[sim\]'", compare, [], SMALL, error=MissingExtraError)
 
 
 @pytest.mark.parametrize(
@@ -241,23 +230,16 @@ def test_a_missing_package_is_named_before_any_work(monkeypatch):
     ],
 )
 def test_impossible_settings_are_refused(change, message):
-    with pytest.raises(ConfigError, match=message):
-        replace(SMALL, **change)
+    check_refused(message, replace, SMALL, **change)
 
 
 def test_a_negative_seed_is_refused():
-    with pytest.raises(ConfigError, match="seed"):
-        run(parse_rule("fedasync"), -1, SMALL)
+    check_refused("seed", run, parse_rule("fedasync"), -1, SMALL)
 
 
 def test_rules_are_read_from_text():
     spec = parse_rule("fedbuff:server_lr=0.5:staleness=hinge(10,4):normalise=weights", {"buffer_size": 4})
-    options = {
-        "server_lr": 0.5,
-        "staleness": Hinge(10, 4),
-        "normalise": "weights",
-        "buffer_size": 4,
-    }
+    options = {"server_lr": 0.5, "staleness": Hinge(10, 4), "normalise": "weights", "buffer_size": 4}
     assert dict(spec.options) == options
     assert spec.build().buffer_size == 4
     assert dict(parse_rule("fedasync", {"buffer_size": 4}).options) == {}
@@ -285,32 +267,19 @@ def test_rules_are_read_from_text():
     ],
 )
 def test_rules_that_cannot_be_are_refused(text, message):
-    with pytest.raises(ConfigError, match=message):
-        parse_rule(text).build()
+    check_refused(message, lambda: parse_rule(text).build())
 
 
 def result_of(label, seed, accuracies):
     rows = tuple(Evaluation(10 * i, i, 2.0 * i, a, 1.0) for i, a in enumerate(accuracies))
     staleness = np.array([0, 4, 2])
     return RunResult(
-        RuleSpec(label, (), label),
-        seed,
-        rows,
-        staleness,
-        staleness[1:],
-        np.array([1e-3, 3e-3]),
-        8,
-        3,
-        staleness,
+        RuleSpec(label, (), label), seed, rows, staleness, staleness[1:], np.array([1e-3, 3e-3]), 8, 3, staleness
     )
 
 
 def test_the_summary_is_of_the_rows():
-    results = [
-        result_of("a", 0, [0.1, 0.8, 0.9, 0.7]),
-        result_of("b", 0, [0.1, 0.2]),
-        result_of("a", 1, [0.1, 0.6]),
-    ]
+    results = [result_of("a", 0, [0.1, 0.8, 0.9, 0.7]), result_of("b", 0, [0.1, 0.2]), result_of("a", 1, [0.1, 0.6])]
     assert {label: len(runs) for label, runs in group_by_rule(results).items()} == {"a": 2, "b": 1}
     table = summarise(results, 0.8)
     assert table["a"]["final_accuracy"] == pytest.approx((0.65, np.sqrt(0.005), 2))

@@ -14,14 +14,12 @@ from afflux.sim.results.audit_log import AuditOutput, read_audit_log
 from afflux.sim.runs import library
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
+from conftest import check_error, check_raises
 from made_runs import resume, run, run_in_store, run_paired
+from stopped_runs import Stopped, stop_at
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
 SPEC = parse_rule("fedbuff:buffer_size=3")
-
-
-class Stopped(Exception):
-    """The run ends here."""
 
 
 def scalars(folder):
@@ -81,12 +79,8 @@ def test_a_resumed_run_supersedes_what_was_written_after_its_checkpoint(seconds,
     folder.mkdir(parents=True)
     output = AuditOutput(folder)
 
-    def stop(run):
-        if run.arrivals == 20:
-            raise Stopped
-
     with pytest.raises(Stopped), tensorboard.event_files(tmp_path / "parts") as write:
-        run_in_store(tmp_path / "store", SPEC, 0, config, output, stop, seconds=seconds, on_evaluation=write)
+        run_in_store(tmp_path / "store", SPEC, 0, config, output, stop_at(20), seconds=seconds, on_evaluation=write)
     paused = InterruptedRun(tmp_path / "store")
     assert paused.arrivals == kept
     with tensorboard.event_files(tmp_path / "parts") as write:
@@ -101,16 +95,10 @@ def test_a_resumed_run_writes_what_it_was_begun_with(checkpoint_every, tmp_path)
     """Event files and models, without a word about them, also if it begins anew at its first checkpoint."""
     pytest.importorskip("tensorboard")
     simulation = library.Simulation.of(SMALL, [SPEC], [0])
-
-    def stop(index, progress):
-        if progress.arrivals > 20:
-            raise Stopped
-
     options = dict(tensorboard=True, save_every=12)
     simulation.run(out=tmp_path / "whole", **options)
     stored = dict(out=tmp_path / "run", store=tmp_path / "store", checkpoint_every=checkpoint_every)
-    with pytest.raises(Stopped):
-        simulation.run(watch=stop, **stored, **options)
+    check_raises(Stopped, simulation.run, watch=stop_at(21), **stored, **options)
     library.resume(tmp_path / "store")
     runs = {}
     for name in ("whole", "run"):
@@ -123,8 +111,7 @@ def test_a_resumed_run_writes_what_it_was_begun_with(checkpoint_every, tmp_path)
 
 def test_without_the_package_the_error_comes_before_any_work(monkeypatch, tmp_path):
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match="pip install tensorboard"):
-        tensorboard.require_tensorboard()
+    check_error("pip install tensorboard", tensorboard.require_tensorboard, error=MissingExtraError)
     for command in (["compare", "--rules", "fedbuff"], ["run", "--rule", "fedbuff"]):
         result = CliRunner().invoke(app, [*command, "--tensorboard", "--out", str(tmp_path / "out")])
         assert result.exit_code == 2

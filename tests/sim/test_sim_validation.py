@@ -12,6 +12,7 @@ from afflux.rules.specs import needs_validation_gradient, parse_rule
 from afflux.sim import Simulation, partitioned
 from afflux.sim.clients.training import Trainer
 from afflux.sim.workload.config import SimConfig
+from conftest import check_refused
 from made_runs import run
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, local_steps=1, alpha=1.0)
@@ -102,5 +103,4 @@ def test_runs_with_it_repeat_bit_for_bit():
 
 @pytest.mark.parametrize("name", ["validation", "refresh_every"])
 def test_impossible_settings_are_refused(name):
-    with pytest.raises(ConfigError, match=f"{name} is 0"):
-        replace(SMALL, **{name: 0})
+    check_refused(f"{name} is 0", replace, SMALL, **{name: 0})

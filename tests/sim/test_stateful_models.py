@@ -19,9 +19,10 @@ from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from conftest import bits, reproducible
+from conftest import bits, check_raises, check_refused, reproducible
 from made_runs import resume, run, run_in_store
 from pairwise import soak_all
+from stopped_runs import Stopped, stop_at
 
 COHORT, ROUNDS = 3, 3
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
@@ -154,8 +155,7 @@ def changes(name, value):
 )
 def test_what_cannot_be_followed_is_named(change, message):
     buffer = torch.ones(2)
-    with pytest.raises(ConfigError, match=message):
-        simulation(lambda: Holding(change, n=buffer, m=buffer)).run()
+    check_refused(message, simulation(lambda: Holding(change, n=buffer, m=buffer)).run)
 
 
 def test_gradients_modes_and_requires_grad_do_not_pass_to_the_next_client():
@@ -191,19 +191,16 @@ def test_an_evaluation_may_fill_tables_and_train():
 
 
 def test_arrays_that_torch_cannot_copy_or_read_are_named():
-    with pytest.raises(ConfigError, match=r"^0.weight is not initialised: run one forward first"):
-        FlatModel(nn.Sequential(nn.LazyLinear(3)))
+    check_refused(r"^0.weight is not initialised: run one forward first", FlatModel, nn.Sequential(nn.LazyLinear(3)))
     with pytest.raises(ConfigError, match=r"^0.running_mean is not initialised: run one forward first"):
         FlatModel(nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(2, 2)))
     model = Holding()
     model.linear.last = model(own_tasks.X)
-    with pytest.raises(ConfigError, match=r"cannot be copied: linear.last is a result .*; pass a function that makes"):
-        make_module(model, 0)
+    check_refused(r"cannot be copied: linear.last is a result .*; pass a function that makes", make_module, model, 0)
     model.linear.last = open(__file__)  # noqa: SIM115
     with model.linear.last, pytest.raises(ConfigError, match=r"cannot be copied: cannot pickle .*; pass a function"):
         make_module(model, 0)
-    with pytest.raises(ConfigError, match="buffer n is on meta, must be on the CPU"):
-        FlatModel(Holding(n=torch.ones(3, device="meta")))
+    check_refused("buffer n is on meta, must be on the CPU", FlatModel, Holding(n=torch.ones(3, device="meta")))
     with pytest.raises(ConfigError, match=r"buffer n is torch.sparse_coo, must be dense: .* a plain attribute"):
         FlatModel(Holding(n=torch.eye(3).to_sparse()))
 
@@ -242,10 +239,6 @@ def test_a_scripted_module_is_followed_by_name():
         assert model.buffers().tolist() == [1]
 
 
-class Stopped(Exception):
-    """The run ends here."""
-
-
 def test_the_generators_of_numpy_and_python_are_seeded_around_a_users_code(tmp_path):
     """One result from any state of them, with workers, and after a resume; their states are restored."""
     model = nn.Linear(own_tasks.FEATURES, own_tasks.CLASSES)
@@ -259,19 +252,13 @@ def test_the_generators_of_numpy_and_python_are_seeded_around_a_users_code(tmp_p
         eval_every=4,
         rules="fedbuff:buffer_size=2",
     )
-
-    def stop(index, progress):
-        if progress.arrivals == 7:
-            raise Stopped
-
     results, folders = [], {"out": tmp_path / "run", "store": tmp_path / "store"}
     for number, options in enumerate(({}, {}, {"workers": 2}, folders)):
         random.seed(number)
         np.random.seed(number)  # noqa: NPY002 - the one that all code shares
         before = random.getstate(), bits(np.random.get_state()[1])  # noqa: NPY002
         if options is folders:
-            with pytest.raises(Stopped):
-                made.run(**folders, checkpoint_every=0.0, watch=stop)
+            check_raises(Stopped, made.run, **folders, checkpoint_every=0.0, watch=stop_at(7))
             results += sim.resume(tmp_path / "store", task=made.task)
         else:
             results += made.run(**options)

@@ -14,6 +14,7 @@ from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task_registry import build_task
 from commands import invoke
+from conftest import check_refused
 from pairwise import soak
 
 SETTINGS = ["--num-clients", "12", "--concurrency", "4", "--alpha", "1", "--eval-every", "10"]
@@ -294,8 +295,7 @@ def test_values_of_an_earlier_module_with_the_same_name_are_refused(text, tmp_pa
             f"from {text}\nfrom afflux.rules import fedbuff\ndef mine():\n    return fedbuff(buffer_size=count)\n"
         )
     assert parse_rule(f"{tmp_path}/first/rules.py:mine").build().buffer_size == 3
-    with pytest.raises(ConfigError, match="not the one beside it: rename that one"):
-        parse_rule(f"{tmp_path}/second/rules.py:mine")
+    check_refused("not the one beside it: rename that one", parse_rule, f"{tmp_path}/second/rules.py:mine")
     assert parse_rule(f"{tmp_path}/first/rules.py:mine").build().buffer_size == 3
 
 

@@ -11,6 +11,7 @@ from afflux.sim.papers.grid import parse_grid, points
 from afflux.sim.results import run_folder
 from afflux.sim.workload.config import UNLIMITED, SimConfig
 from commands import invoke
+from conftest import check_refused
 from made_runs import run
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=12, local_steps=1)
@@ -45,8 +46,7 @@ def flags(settings):
 def test_a_setting_that_no_run_reads_is_an_error(settings, reader):
     name = list(settings)[-1]
     message = f"{name} is {settings[name]}, which is read only with {reader}"
-    with pytest.raises(ConfigError, match=f"^{message}$"):
-        SimConfig(**settings)
+    check_refused(f"^{message}$", SimConfig, **settings)
     result = invoke("run", "--rule", "fedbuff", "--out", "nowhere", *flags(settings))
     assert (result.exit_code, result.stderr) == (2, f"error: {message}\n")
 
@@ -87,8 +87,7 @@ def test_a_task_of_ones_own_with_built_in_training():
 
 
 def test_a_setting_of_a_grid_that_no_run_reads():
-    with pytest.raises(ConfigError, match=r"mu is 1.0, which is read only with"):
-        points([parse_rule("fedbuff")], parse_grid(["mu=1,2"]), SMALL)
+    check_refused(r"mu is 1.0, which is read only with", points, [parse_rule("fedbuff")], parse_grid(["mu=1,2"]), SMALL)
 
 
 def settings_of(rules, **settings):

@@ -29,10 +29,11 @@ from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
-from conftest import reproducible
+from conftest import check_error, check_raises, check_refused, reproducible
 from fake_ray import FakeRay
 from made_runs import audit_folder, resume, run_in_store, run_paired
 from pairwise import soak
+from stopped_runs import Stopped, stop_at
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
 ROUNDS = {"protocol": "rounds", "concurrency": SimConfig.concurrency, "stale_models": 3}
@@ -112,18 +113,6 @@ def test_results_without_room_are_trained_here(monkeypatch, tmp_path):
     assert any(result is not None for result in here)
 
 
-class Stopped(Exception):
-    """The run ends here, as if its process had been killed: nothing more is saved."""
-
-
-def stop_at(count):
-    def progress(run):
-        if run.arrivals == count:
-            raise Stopped
-
-    return progress
-
-
 def begin(folder, config, progress, seconds=0.0, workers=2):
     output = audit_folder(run_folder.create_run_folder(folder / "run"))
     return run_in_store(folder / "store", RULE, 4, config, output, progress, seconds, workers=workers)
@@ -137,10 +126,8 @@ def same_as_one_process(folder, result, config):
 
 @pytest.mark.parametrize("config", [SCAFFOLD, *soak(PRESENCE), *soak(SMALL)])
 def test_stopped_and_resumed_with_other_numbers_of_workers(config, two_workers, tmp_path):
-    with pytest.raises(Stopped):
-        begin(tmp_path, config, stop_at(8), workers=two_workers)
-    with pytest.raises(Stopped):
-        resume(InterruptedRun(tmp_path / "store"), stop_at(17), 0.0, workers=1)
+    check_raises(Stopped, begin, tmp_path, config, stop_at(8), workers=two_workers)
+    check_raises(Stopped, resume, InterruptedRun(tmp_path / "store"), stop_at(17), 0.0, workers=1)
     result = resume(InterruptedRun(tmp_path / "store"), None, 0.01, workers=two_workers)
     same_as_one_process(tmp_path, result, config)
 
@@ -155,8 +142,7 @@ def test_a_run_stops_at_the_same_target(two_workers):
 
 def test_a_checkpoint_has_the_evaluations_before_it(two_workers, tmp_path):
     config = replace(SCAFFOLD, eval_every=4)
-    with pytest.raises(Stopped):
-        begin(tmp_path, config, stop_at(21), workers=two_workers)
+    check_raises(Stopped, begin, tmp_path, config, stop_at(21), workers=two_workers)
     stored = InterruptedRun(tmp_path / "store")
     assert [row.arrivals for row in stored.notes.history.evaluations] == list(range(0, stored.arrivals + 1, 4))
     (whole,) = run_paired([RULE], 4, config)
@@ -223,10 +209,8 @@ def test_a_worker_that_is_killed_is_named_and_the_run_is_resumed(tmp_path, monke
         if run.arrivals == 9:
             os.kill(next(iter(started[0]._processes)), signal.SIGKILL)
 
-    with pytest.raises(
-        ProcessKilledError, match="a worker process was killed, or could not be started; the run can be"
-    ):
-        begin(tmp_path, SMALL, kill)
+    text = "a worker process was killed, or could not be started; the run can be"
+    check_error(text, begin, tmp_path, SMALL, kill, error=ProcessKilledError)
     assert not started[0]._processes, "all have been ended"
     same_as_one_process(tmp_path, resume(InterruptedRun(tmp_path / "store")), SMALL)
 
@@ -280,11 +264,9 @@ def test_impossible_workers(monkeypatch):
     assert (refused.exit_code, "--workers" in refused.stderr) == (2, True)
     without_ray = CliRunner().invoke(app, ["run", "--rule", "fedbuff", "--workers", "ray"])
     assert "needs Ray: pip install 'afflux[ray]'" in without_ray.stderr
-    with pytest.raises(ConfigError, match="workers is 0, must be at least 1"):
-        run_paired([RULE], 0, SMALL, workers=0)
+    check_refused("workers is 0, must be at least 1", run_paired, [RULE], 0, SMALL, workers=0)
     simulation = Simulation(lambda: own_tasks.Net(), [own_tasks.examples(9)] * 6, None, own_tasks.TEST, concurrency=3)
-    with pytest.raises(ConfigError, match="the task cannot be sent to another process"):
-        simulation.run(workers=2)
+    check_refused("the task cannot be sent to another process", simulation.run, workers=2)
 
 
 def test_tasks_of_ray_for_which_no_cpu_is_free_are_an_error(monkeypatch):
@@ -295,7 +277,6 @@ def test_tasks_of_ray_for_which_no_cpu_is_free_are_an_error(monkeypatch):
     message = (
         r"\[run\] worker 0 .* requests {'num_cpus': 1}\. The cluster has CPU 2; free: nothing \(after 60 seconds\)"
     )
-    with pytest.raises(UnavailableError, match=message):
-        run_paired([RULE], 0, SMALL, workers="ray")
+    check_error(message, run_paired, [RULE], 0, SMALL, workers="ray", error=UnavailableError)
     assert ray.waits == [20.0, 40.0]
     ray.cancel.assert_called_once()

@@ -1,26 +1,14 @@
 """What `mutants.py` breaks in the engine and its bindings: formulas, orders of sums, edges."""
 
 ENGINE = {
-    "unflatten: arrays may share memory": (
-        '  overlaps.refuse("unflatten");\n',
-        "",
-        "test_unflatten.py",
-    ),
+    "unflatten: arrays may share memory": ('  overlaps.refuse("unflatten");\n', "", "test_unflatten.py"),
     "unflatten: an integer may be one too large": (
         "if (!(value >= low && value < past))",
         "if (!(value >= low && value <= past))",
         "test_layout_errors.py",
     ),
-    "step: a state is not looked at": (
-        "      sound.check(values[k]);\n",
-        "",
-        "test_policy.py",
-    ),
-    "fused: a state is not looked at": (
-        "      sound_.check(values[k]);\n",
-        "",
-        "test_limits.py",
-    ),
+    "step: a state is not looked at": ("      sound.check(values[k]);\n", "", "test_policy.py"),
+    "fused: a state is not looked at": ("      sound_.check(values[k]);\n", "", "test_limits.py"),
     "fused: the updates are not looked at": (
         "if (kChecks) sound_.check(updates_[k] + i, values);",
         "",
@@ -41,11 +29,7 @@ ENGINE = {
         "    if (other != 0.0) renewed = formula::weighted(renewed, lanes.fill(weight), values);",
         "test_policy.py",
     ),
-    "fused: a renewed rule vector is not looked at": (
-        "      sound_.check(renewed);\n",
-        "",
-        "test_policy.py",
-    ),
+    "fused: a renewed rule vector is not looked at": ("      sound_.check(renewed);\n", "", "test_policy.py"),
     "fused: what is left over is forgotten": (
         "  return apply_tiled(pass, updates, heads, memory, middle, end) && sound;",
         "  return (some_fused || apply_tiled(pass, updates, heads, memory, middle, end)) && sound;",
@@ -71,16 +55,8 @@ ENGINE = {
         "kMostFused : kMostFused);",
         "test_policy.py",
     ),
-    "soundness: a NaN has a sign": (
-        "((Longs)values & kMagnitude)",
-        "(Longs)values",
-        "test_policy.py",
-    ),
-    "rule vectors: what is written is not looked at": (
-        "    sound.check(value);\n",
-        "",
-        "test_limits.py",
-    ),
+    "soundness: a NaN has a sign": ("((Longs)values & kMagnitude)", "(Longs)values", "test_policy.py"),
+    "rule vectors: what is written is not looked at": ("    sound.check(value);\n", "", "test_limits.py"),
     "parts: what crosses a border is not written back": (
         "    if (view.writes) view.vector->scatter(chunk, view.scratch);\n",
         "",
@@ -153,11 +129,7 @@ ENGINE = {
         "((root + lanes.fill(step.epsilon)) * lanes.fill(step.root_scale))",
         "test_stages.py",
     ),
-    "step: Yogi without its sign": (
-        "return zero < x ? one : (x < zero ? -one : x);",
-        "return one;",
-        "test_stages.py",
-    ),
+    "step: Yogi without its sign": ("return zero < x ? one : (x < zero ? -one : x);", "return one;", "test_stages.py"),
     "step: AMSGrad's root of v": (
         "square = states[2] = greater(states[2], square);",
         "states[2] = greater(states[2], square);",
@@ -222,11 +194,7 @@ ENGINE = {
         "  if constexpr (sizeof(X) == sizeof(double) && sizeof(Y) == sizeof(double))",
         "test_bits.py",
     ),
-    "elementary: ln 2 in 53 bits": (
-        "double_of(0x3C7ABC9E3B39803Fu)",
-        "0.0",
-        "test_elementary.py",
-    ),
+    "elementary: ln 2 in 53 bits": ("double_of(0x3C7ABC9E3B39803Fu)", "0.0", "test_elementary.py"),
     "order: lanes added one after the other": (
         "for (int half = count / 2; half > 0; half /= 2)\n"
         "    for (int lane = 0; lane < half; ++lane) lanes[lane] = lanes[lane] + lanes[lane + half];",
@@ -238,11 +206,7 @@ ENGINE = {
         "left = count - 1;",
         "test_bits.py",
     ),
-    "edges: a zero weight is read": (
-        "if (all_weights[k] == 0.0) continue;",
-        "",
-        "test_ops.py",
-    ),
+    "edges: a zero weight is read": ("if (all_weights[k] == 0.0) continue;", "", "test_ops.py"),
     "edges: the last block's bad value is missed": (
         "if (formula::finite(squares) || sums.first_nonfinite >= 0) continue;",
         "if (formula::finite(squares) || sums.first_nonfinite >= 0 || n < kBlock) continue;",
@@ -279,41 +243,25 @@ ENGINE = {
         "(void)base_room;",
         "test_conversion.py",
     ),
-    "conversion: a gradient points downhill": (
-        "return -sent / scale;",
-        "return sent / scale;",
-        "test_conversion.py",
-    ),
+    "conversion: a gradient points downhill": ("return -sent / scale;", "return sent / scale;", "test_conversion.py"),
     "conversion: what is beyond float16 stays finite": (
         "infinity = 0x7C00u, quiet_nan",
         "infinity = 0x7BFFu, quiet_nan",
         "test_conversion.py",
     ),
-    "threads: the caller's floating-point mode is kept": (
-        "_mm_setcsr(0x1F80);",
-        "",
-        "test_bits.py",
-    ),
+    "threads: the caller's floating-point mode is kept": ("_mm_setcsr(0x1F80);", "", "test_bits.py"),
     "codec: the grid's end lies below the largest value": (
         "(bits_of(step) + 0x10Fu) & 0xFFFFFF00u",
         "bits_of(step) & 0xFFFFFF00u",
         "test_codecs.py",
     ),
-    "codec: beyond bfloat16 lies infinity": (
-        "rounded < 0x7F80u ? rounded : 0x7F7Fu",
-        "rounded",
-        "test_codecs.py",
-    ),
+    "codec: beyond bfloat16 lies infinity": ("rounded < 0x7F80u ? rounded : 0x7F7Fu", "rounded", "test_codecs.py"),
     "codec: far beyond float16 lies infinity": (
         "lesser(all(65504.0f), floats_of(bits_of(values) & 0x7FFFFFFFu))",
         "floats_of(bits_of(values) & 0x7FFFFFFFu)",
         "test_codecs.py",
     ),
-    "codec: just beyond float16 lies infinity": (
-        "(kept < most ? kept : most)",
-        "kept",
-        "test_codecs.py",
-    ),
+    "codec: just beyond float16 lies infinity": ("(kept < most ? kept : most)", "kept", "test_codecs.py"),
     "codec: all blocks draw the same": (
         "(static_cast<std::uint64_t>(block) + 1)",
         "(static_cast<std::uint64_t>(block) * 0 + 1)",

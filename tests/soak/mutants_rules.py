@@ -6,11 +6,7 @@ RULES = {
         "lambda step, d: 60 * d",
         "test_limits.py",
     ),
-    "reach: yogi's second moment ends at the square": (
-        "(2 - step.beta2) * d * d",
-        "d * d",
-        "test_limits.py",
-    ),
+    "reach: yogi's second moment ends at the square": ("(2 - step.beta2) * d * d", "d * d", "test_limits.py"),
     "reach: the direction of one arrival, not its size": (
         "lambda step, d: d / (1 - step.beta1), lambda",
         "lambda step, d: 1 / (1 - step.beta1), lambda",
@@ -21,11 +17,7 @@ RULES = {
         "return 1.0 / (1.0 + sqrt(staleness))",
         "test_dialects.py",
     ),
-    "dialects: the mean over versions is over the buffer": (
-        "pulled.count(v)",
-        "len(pulled)",
-        "test_dialects.py",
-    ),
+    "dialects: the mean over versions is over the buffer": ("pulled.count(v)", "len(pulled)", "test_dialects.py"),
     "selection: stage two clips what the first clip has left out": (
         "clip * _shrink(clip * norm, bound)",
         "clip * _shrink(norm, bound)",
@@ -61,16 +53,8 @@ RULES = {
         "return value",
         "test_facts.py",
     ),
-    "score: the threshold is on the wrong side": (
-        "if score < -self.gamma",
-        "if score <= -self.gamma",
-        "test_rules.py",
-    ),
-    "score: the bound is epsilon": (
-        "score < -self.gamma * self.epsilon:",
-        "score < -self.epsilon:",
-        "test_rules.py",
-    ),
+    "score: the threshold is on the wrong side": ("if score < -self.gamma", "if score <= -self.gamma", "test_rules.py"),
+    "score: the bound is epsilon": ("score < -self.gamma * self.epsilon:", "score < -self.epsilon:", "test_rules.py"),
     "score: scaled and unscaled are exchanged": (
         "(goal if self.scaled else square)",
         "(square if self.scaled else goal)",
@@ -86,11 +70,7 @@ RULES = {
         " if not raw else 0",
         "test_by_hand.py",
     ),
-    "selection: a large beta overflows": (
-        "self.beta * (cosine - top)",
-        "self.beta * cosine",
-        "test_by_hand.py",
-    ),
+    "selection: a large beta overflows": ("self.beta * (cosine - top)", "self.beta * cosine", "test_by_hand.py"),
     "scheduling: a pass keeps the sum of the last one": (
         "            rounds = 0.0\n",
         "            rounds, next_[1, 1] = 0.0, 1.0\n",
@@ -106,21 +86,13 @@ RULES = {
         "steps = max(arrivals.version, 1.0)",
         "test_by_hand.py",
     ),
-    "step: v_hat starts at 0": (
-        '"v_hat": self.initial_v}',
-        '"v_hat": 0.0}',
-        "test_rules.py",
-    ),
+    "step: v_hat starts at 0": ('"v_hat": self.initial_v}', '"v_hat": 0.0}', "test_rules.py"),
     "streaming: the factor of a shifted exponential law": (
         "isinstance(law, Exponential) and not raw",
         "isinstance(law, Exponential)",
         "test_streaming.py",
     ),
-    "weigh: staleness counted from one": (
-        "base = 1.0 + staleness",
-        "base = 2.0 + staleness",
-        "test_rules.py",
-    ),
+    "weigh: staleness counted from one": ("base = 1.0 + staleness", "base = 2.0 + staleness", "test_rules.py"),
     "codec: the errors of all rows are one": (
         "row_key(seed, 1, number)",
         "row_key(seed, 1, 0)",
@@ -141,11 +113,7 @@ RULES = {
         'for name in ("options", "seed"))',
         "test_sim_finished.py",
     ),
-    "reproduce: a line that was cut off is a run": (
-        '.split("\\n")[:-1]',
-        ".splitlines()",
-        "test_sim_finished.py",
-    ),
+    "reproduce: a line that was cut off is a run": ('.split("\\n")[:-1]', ".splitlines()", "test_sim_finished.py"),
     "reproduce: differences are not paired": (
         "a.late_score() - b.late_score() for",
         "a.late_score() - others[0].late_score() for",

@@ -232,11 +232,7 @@ SERVER = {
         "const std::int64_t staleness = now_.version - version;",
         "test_concurrency.py",
     ),
-    "checkpoint: joins start again": (
-        '"joins": state.number,',
-        '"joins": 0,',
-        "test_log.py",
-    ),
+    "checkpoint: joins start again": ('"joins": state.number,', '"joins": 0,', "test_log.py"),
     "round: weights with rows are not normalised": (
         "vectors, rule_vectors = frozen(vectors / total, np.float64), rule_vectors / total",
         "pass",
@@ -337,11 +333,7 @@ SERVER = {
         "unready_indices: list[int] = []",
         "test_layout_matching.py",
     ),
-    "state: encoded rows are taken as they are": (
-        "sound = codec.exact or ",
-        "sound = True or ",
-        "test_limits.py",
-    ),
+    "state: encoded rows are taken as they are": ("sound = codec.exact or ", "sound = True or ", "test_limits.py"),
     "layout: tied names are part of its identity": (
         '"others": others, "nesting": nesting}',
         '"others": others, "nesting": layout["nesting"]}',
@@ -382,11 +374,7 @@ SERVER = {
         "        if True:\n            self.make(prepared, prepared.swept)",
         "test_shards_apart.py",
     ),
-    "ray: a call of an older epoch is made": (
-        "if epoch < self._epoch:",
-        "if False:",
-        "test_shards_apart.py",
-    ),
+    "ray: a call of an older epoch is made": ("if epoch < self._epoch:", "if False:", "test_shards_apart.py"),
     "ray: objects of dropped handles stay": (
         "        self._objects.pop(number, None)",
         "        pass",

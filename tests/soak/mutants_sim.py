@@ -1,11 +1,7 @@
 """What `mutants.py` breaks in the simulator and in the adapters to other frameworks."""
 
 SIM = {
-    "schedule: replacements start one by one": (
-        " - busy - done % refill",
-        " - busy",
-        "test_sim_events.py",
-    ),
+    "schedule: replacements start one by one": (" - busy - done % refill", " - busy", "test_sim_events.py"),
     "schedule: the client that has finished last is never drawn again": (
         "int(stream.integers(len(idle)))",
         "int(stream.integers(max(len(idle) - 1, 1)))",
@@ -41,11 +37,7 @@ SIM = {
         "next(results)",
         "test_presence.py",
     ),
-    "schedule: one arrival too many": (
-        "while done < arrivals:",
-        "while done <= arrivals:",
-        "test_sim_events.py",
-    ),
+    "schedule: one arrival too many": ("while done < arrivals:", "while done <= arrivals:", "test_sim_events.py"),
     "rounds: the arrivals of a round come in the order of dispatch": (
         "key=lambda arrival: (arrival.time, arrival.sequence)",
         "key=lambda arrival: arrival.sequence",
@@ -61,11 +53,7 @@ SIM = {
         "selection.standard_exponential(len(clients)) * rates",
         "test_sim_rounds.py",
     ),
-    "streams: selection and delays share a stream": (
-        "    SELECTION = 3\n",
-        "    SELECTION = 2\n",
-        "test_sim_data.py",
-    ),
+    "streams: selection and delays share a stream": ("    SELECTION = 3\n", "    SELECTION = 2\n", "test_sim_data.py"),
     "partition: Dirichlet's last client loses examples": (
         "np.rint(np.cumsum(shares) * len(members))",
         "np.floor(np.cumsum(shares) * len(members))",
@@ -131,11 +119,7 @@ SIM = {
         "eval_every == 0 or 0 * ",
         "test_sim_run.py",
     ),
-    "ends: one round too many": (
-        "0 < self.rounds <= version",
-        "0 < self.rounds < version",
-        "test_library.py",
-    ),
+    "ends: one round too many": ("0 < self.rounds <= version", "0 < self.rounds < version", "test_library.py"),
     "ends: an arrival at the end of virtual time is too late": (
         "0 < limit < event.time",
         "0 < limit <= event.time",
@@ -156,11 +140,7 @@ SIM = {
         "keep=[]",
         "test_sim_resume.py",
     ),
-    "checkpoint: another interval": (
-        ">= self._due",
-        "> self._due + 60",
-        "test_sim_resume.py",
-    ),
+    "checkpoint: another interval": (">= self._due", "> self._due + 60", "test_sim_resume.py"),
     "resume: what a log holds beyond the checkpoint stays": (
         "os.ftruncate(descriptor, size)",
         "pass",
@@ -186,11 +166,7 @@ SIM = {
         "np.array(counts)",
         "test_sim_statistics.py",
     ),
-    "statistics: an interval of one side": (
-        "(1 + level) / 2",
-        "level",
-        "test_sim_statistics.py",
-    ),
+    "statistics: an interval of one side": ("(1 + level) / 2", "level", "test_sim_statistics.py"),
     "tables: the columns of participation are exchanged": (
         '_by_run(("client", "arrivals"), ',
         '_by_run(("arrivals", "client"), ',
@@ -219,21 +195,13 @@ ADAPTERS = {
         'self.lost["unknown"] += 0',
         "test_core_replies.py",
     ),
-    "replies: float16 holds any value": (
-        '"float16": (-65504.0, 65504.0)',
-        '"float16": None',
-        "test_core_replies.py",
-    ),
+    "replies: float16 holds any value": ('"float16": (-65504.0, 65504.0)', '"float16": None', "test_core_replies.py"),
     "clients: an overdue one is not counted": (
         'self.lost["overdue"] += 1',
         'self.lost["overdue"] += 0',
         "test_core_clients.py",
     ),
-    "clients: all rest for the same time": (
-        "* 2 ** min(count - 1, _MOST_DOUBLINGS)",
-        "",
-        "test_core_clients.py",
-    ),
+    "clients: all rest for the same time": ("* 2 ** min(count - 1, _MOST_DOUBLINGS)", "", "test_core_clients.py"),
     "clients: one that was restarted keeps its old address, too": (
         "                del self._ids[other]\n            self._ids[address] = client",
         "            self._ids[address] = client",

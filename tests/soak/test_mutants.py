@@ -3,6 +3,7 @@
 import pytest
 
 import mutants
+from conftest import check_error
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,5 @@ def test_a_line_that_stands_twice_or_nowhere_is_refused(tmp_path):
     once, twice = {tmp_path / "a.py": "x = 1\n"}, {tmp_path / "a.py": "x = 1\n", tmp_path / "b.py": "x = 1\n"}
     assert mutants.place(once, "x = 1") == tmp_path / "a.py"
     for texts in (twice, {}, {tmp_path / "a.py": "x = 1\nx = 1\n"}):
-        with pytest.raises(LookupError, match=r"stands [02] times"):
-            mutants.place(texts, "x = 1")
-    with pytest.raises(LookupError, match="there are 0 test files"):
-        mutants.find_test(tmp_path, "test_ops.py")
+        check_error(r"stands [02] times", mutants.place, texts, "x = 1", error=LookupError)
+    check_error("there are 0 test files", mutants.find_test, tmp_path, "test_ops.py", error=LookupError)

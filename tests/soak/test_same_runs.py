@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import same_runs
+from conftest import check_error
 
 HEADER = {"type": "header", "afflux": "1", "label": "fedbuff", "client_lr": 0.1, "code": {"rule": "0"}}
 
@@ -50,18 +51,16 @@ def test_seconds_versions_and_ids_are_not_compared(tmp_path, capsys):
 )
 def test_a_difference_is_named_with_its_line(tmp_path, change, message):
     base, new = write(tmp_path / "a"), write(tmp_path / "b", **change)
-    with pytest.raises(same_runs.DifferenceError, match=message):
-        same_runs.compare("case", base, new)
+    check_error(message, same_runs.compare, "case", base, new, error=same_runs.DifferenceError)
 
 
 def test_a_file_that_one_tree_lacks_is_a_difference(tmp_path):
     base, new = write(tmp_path / "a"), write(tmp_path / "b")
     (tmp_path / "b" / "metrics.csv").unlink()
-    with pytest.raises(
-        same_runs.DifferenceError, match=r"names of files differ in 1 of 6\nmetrics.csv has only the base"
-    ):
-        same_runs.compare("case", base, same_runs.contents(tmp_path / "b"))
-    with pytest.raises(same_runs.DifferenceError, match=r"metrics.csv has only the new tree"):
-        same_runs.compare("case", same_runs.contents(tmp_path / "b"), new)
-    with pytest.raises(SystemExit, match="nothing to compare"):
-        same_runs.compare("case", {}, new)
+    lacking, text = (
+        same_runs.contents(tmp_path / "b"),
+        r"names of files differ in 1 of 6\nmetrics.csv has only the base",
+    )
+    check_error(text, same_runs.compare, "case", base, lacking, error=same_runs.DifferenceError)
+    check_error("csv has only the new tree", same_runs.compare, "case", lacking, new, error=same_runs.DifferenceError)
+    check_error("nothing to compare", same_runs.compare, "case", {}, new, error=SystemExit)

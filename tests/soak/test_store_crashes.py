@@ -47,11 +47,7 @@ def test_killed_at_random(case, count, driver, tmp_path):
 
 @pytest.mark.parametrize(
     ("case", "step"),
-    [
-        *zip(LINES, [61, 19, 131, 127, 101], strict=True),
-        *soak(LINES[0], 1),
-        *soak_all((case, 7) for case in LINES[1:]),
-    ],
+    [*zip(LINES, [61, 19, 131, 127, 101], strict=True), *soak(LINES[0], 1), *soak_all((case, 7) for case in LINES[1:])],
     ids=lambda value: getattr(value, "rule", str(value)),
 )
 def test_killed_at_each_step(case, step, driver, tmp_path):

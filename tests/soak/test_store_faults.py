@@ -90,11 +90,7 @@ except StoreError as error:
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("how", "number", "lack"),
-    [
-        (6, errno.ENOLCK, "locks"),
-        (7, errno.ENOLCK, "locks"),
-        (8, errno.ENODEV, "memory maps that processes share"),
-    ],
+    [(6, errno.ENOLCK, "locks"), (7, errno.ENOLCK, "locks"), (8, errno.ENODEV, "memory maps that processes share")],
 )
 def test_a_file_system_that_lacks_something(how, number, lack, before_libc):
     """The words are those of SQLite and the C library. A closed index is read without shared memory."""

@@ -12,7 +12,7 @@ import pytest
 
 import mutants
 from afflux import _engine
-from conftest import ROOT
+from conftest import ROOT, check_error
 from walks import CODEC, OPTIMIZER, PRESET, WALKS, Walk, insert
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
@@ -46,8 +46,7 @@ def test_the_texts_stand_once(walk, tmp_path):
 def test_a_text_that_stands_twice_is_refused(tmp_path):
     (tmp_path / "a.py").write_text("x\nx\n")
     for insertions, match in (([("x", "y")], "2 times"), ([("z", "y")], "0 times"), ([("", "y")], "there already")):
-        with pytest.raises(LookupError, match=match):
-            insert(tmp_path, Walk("", {"a.py": insertions}, {}))
+        check_error(match, insert, tmp_path, Walk("", {"a.py": insertions}, {}), error=LookupError)
     assert (tmp_path / "a.py").read_text() == "x\nx\n"
 
 
