@@ -31,7 +31,7 @@ def without_fast_path(server: Server) -> None:
 
 def monitor_of(server: Server) -> Any:
     """The mutex of a server, and the steps that threads make under it."""
-    return aggregator_of(server)._monitor
+    return aggregator_of(server)
 
 
 def mutex_of(server: Server) -> Any:

@@ -42,8 +42,8 @@ class Batch(Protocol):
         """Make the decisions of the draft those of the server."""
 
 
-class Aggregator:
-    """All parts of a server that a round needs, and a `Monitor` for the threads that use them.
+class Aggregator(Monitor[Round]):
+    """All parts of a server that a round needs, as a `Monitor` for the threads that use them.
 
     An aggregator admits arrivals, makes rounds and publishes versions. `admission` owns all that is decided; each
     decision is one call, so that reading it needs no mutex.
@@ -58,7 +58,8 @@ class Aggregator:
         on_step: OnStep | None,
         norm_watch: NormWatch | None = None,
     ) -> None:
-        self.plane = plane
+        super().__init__(admission.mutex)
+        self.plane, self.alone = plane, plane.alone
         self.admission = admission
         self.max_slots, self.max_versions = max_slots, options.max_versions
         self.accumulate, self.records_faults = options.accumulate, options.faults == "record"
@@ -70,16 +71,7 @@ class Aggregator:
         self.reading: set[Ticket] = set()  #: tickets of calls that read a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
-        mutex = admission.mutex
-        self._monitor = Monitor[Round](mutex, self._publish, self._next_job, self._run, self._at_rest)
-        self._monitor.alone = plane.alone
-        #: Rejects calls in a forked child that cannot use the server.
-        self.check_process = self._monitor.check_process
-        #: Wakes threads that wait for a slot.
-        self.notify_waiters = self._monitor.notify_waiters
-        #: Called when the server is deleted: the vectors are then freed with the last reference to this object.
-        self.hold_weakly = self._monitor.hold_weakly
-        self._step_calls = None if on_step is None else StepCalls(on_step, admission.next_report, self._monitor.locked)
+        self._step_calls = None if on_step is None else StepCalls(on_step, admission)
 
     @property
     def rule(self) -> Rule:
@@ -88,7 +80,7 @@ class Aggregator:
 
     def attach(self, storage: RoundStorage) -> None:
         """Use a store for the state from now on."""
-        self.storage, self._monitor.alone = storage, str(storage.path)
+        self.storage, self.alone = storage, str(storage.path)
         self.admission.attach(storage.commit_every)
 
     # Entering
@@ -105,7 +97,7 @@ class Aggregator:
         admission = self.admission
         mutex = admission.mutex
         if forks[0] != mutex.fork:
-            self._monitor.check_process(op)
+            self.check_process(op)
         if admission.closed or admission.failure:
             self._check_open(op)
         making = admission.round if mutex.handed_out else None
@@ -135,7 +127,7 @@ class Aggregator:
         With `makes_version` also after calls that read a version have made room for the one that `action` makes, unless
         only tasks hold those that are in its way: `make_room` gives them up.
         """
-        outcome = self._monitor.wait_for(partial(self._when_idle, op, action, makes_version))  # no closure
+        outcome = self.wait_for(partial(self._when_idle, op, action, makes_version))  # no closure
         assert outcome is not None  # it was given no timeout
         return outcome[0]
 
@@ -157,11 +149,7 @@ class Aggregator:
             action()
             return True
 
-        self._monitor.wait_for(attempt, work=False)
-
-    def locked(self, action: Callable[[], _Result]) -> _Result:
-        """Call `action` with the mutex."""
-        return self._monitor.locked(action)
+        self.wait_for(attempt, work=False)
 
     def count_refused(self) -> None:
         """Count a push that raises an error; in a forked child that cannot use the server do nothing."""
@@ -182,7 +170,7 @@ class Aggregator:
         if self.admission.replaying and self.admission.by_flush:  # perhaps of a step of more pushes
             return self.plane.reserve_any()
         slot = self.plane.reserve()
-        return self.checked("push", self._monitor.wait_for(self._free_slot, timeout)) if slot is None else slot
+        return self.checked("push", self.wait_for(self._free_slot, timeout)) if slot is None else slot
 
     def checked(self, op: str, slot: Slot | None) -> Slot:
         """Return the slot; raise BusyError if it is None."""
@@ -209,7 +197,7 @@ class Aggregator:
         receipt: Receipt | None = self.admission.join(pushed, ticket.staged_row, task_id, ticket.decided)
         if receipt is not None:
             return receipt
-        decision = self._monitor.wait_for(partial(self._joined, pushed, ticket))  # no closure
+        decision = self.wait_for(partial(self._joined, pushed, ticket))  # no closure
         assert decision is not None  # it was given no timeout
         status, staleness, join, completed = decision
         if ticket.warning:
@@ -368,7 +356,7 @@ class Aggregator:
             return (prepared.report,) if self._has_ended(op, prepared) else None
 
         try:
-            outcome = self._monitor.wait_for(attempt)
+            outcome = self.wait_for(attempt)
             if prepared is not None and self.norm_watch is not None:
                 self.norm_watch.see(prepared.report)
             prepared = batch = None  # the round holds versions of params, and on_step may take long

@@ -1,11 +1,6 @@
 """A monitor for an object that many threads share: one mutex, jobs that run without the mutex, and waiting threads.
 
-It is independent of the object. The object's owner provides four functions, which a `Monitor` calls:
-
-    publish()     with the mutex, first: makes the results of finished jobs visible; returns whether jobs are left
-    next_job()    with the mutex: returns a job that no thread drives; None if there is none
-    run(job)      without the mutex: does the job, or what an interrupted thread left of it
-    at_rest()     in a forked child: returns whether no thread was at work when the process forked
+It knows nothing of the jobs: a class that derives from `Monitor` makes them.
 
 The mutex is held for decisions and copies of the state, never during a job. A KeyboardInterrupt may be raised at any
 call. It leaves the mutex free and the job without a driver, so that another thread, or the next call, continues the
@@ -14,12 +9,11 @@ the mutex itself, which notes its owner, and the first statement of each `finall
 """
 
 from _thread import LockType
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from inspect import ismethod
 from threading import Lock
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
-from weakref import WeakMethod
+from typing import Generic, Protocol, TypeVar
 
 from afflux._engine import Mutex, forks
 from afflux.ops.errors import UnavailableError
@@ -40,44 +34,30 @@ class MonitorJob(Protocol):
 _Job = TypeVar("_Job", bound=MonitorJob)
 
 
-def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls the method of an object that is alive, without a reference to the object."""
-    reference = WeakMethod(method) if ismethod(method) else lambda: method
-
-    def call(*arguments: Any) -> Any:
-        bound = reference()
-        assert bound is not None
-        return bound(*arguments)
-
-    return call
-
-
-class Monitor(Generic[_Job]):
+class Monitor(ABC, Generic[_Job]):
     """One mutex, the jobs that run without it, and the threads that wait; see the module."""
 
-    def __init__(
-        self,
-        mutex: Mutex,
-        publish: Callable[[], bool],
-        next_job: Callable[[], _Job | None],
-        run: Callable[[_Job], None],
-        at_rest: Callable[[], bool],
-    ) -> None:
-        self._publish = publish
-        self._next_job = next_job
-        self._run = run
-        self._at_rest = at_rest
+    def __init__(self, mutex: Mutex) -> None:
         self.mutex = mutex
         self._bells: list[LockType] = []  # each is released to wake one waiter
         self._adopting = Lock()
         self.alone: str | None = None  #: what a forked child cannot use; None: the child has its own copy
 
-    def hold_weakly(self) -> None:
-        """Hold the owner's functions, its methods, weakly: the owner refers to the monitor, and would wait for the
-        collector of reference cycles. Calls then take longer.
-        """
-        self._publish, self._next_job = _weakly(self._publish), _weakly(self._next_job)
-        self._run, self._at_rest = _weakly(self._run), _weakly(self._at_rest)
+    @abstractmethod
+    def _publish(self) -> bool:
+        """Make the results of finished jobs visible; return whether jobs are left. Called with the mutex, first."""
+
+    @abstractmethod
+    def _next_job(self) -> _Job | None:
+        """Return a job that no thread drives; None if there is none. Called with the mutex."""
+
+    @abstractmethod
+    def _run(self, job: _Job) -> None:
+        """Do the job, or what an interrupted thread left of it. Called without the mutex."""
+
+    @abstractmethod
+    def _at_rest(self) -> bool:
+        """Return, in a forked child, whether no thread was at work when the process forked."""
 
     def wait_for(
         self, attempt: Callable[[], _Found | None], timeout: float | None = None, *, work: bool = True
@@ -126,12 +106,12 @@ class Monitor(Generic[_Job]):
                 job.driver = None
                 self.notify()
 
-    def _locked_if_free(self, action: Callable[[], _Found]) -> tuple[_Found] | None:
-        """Call `action` with the mutex; return None if another thread holds the mutex."""
+    def _is_free(self) -> bool:
+        """Take the mutex and release it; return False if another thread holds it."""
         acquired: list[bool] = []
         try:
             acquired.extend(map(self.mutex.acquire, (False,)))  # one call: an interrupt finds the mutex in the list
-            return (action(),) if acquired[0] else None
+            return acquired[0]
         finally:
             if acquired == [True]:
                 self.mutex.release()
@@ -181,7 +161,7 @@ class Monitor(Generic[_Job]):
                 if forks[0] == self.mutex.fork:
                     return  # another thread was first
                 # `locked` is False if a thread had the mutex, but not yet the GIL, when the process forked.
-                if self._at_rest() and self._locked_if_free(lambda: True) is not None:
+                if self._at_rest() and self._is_free():
                     self.mutex.fork = forks[0]
                     return
             finally:

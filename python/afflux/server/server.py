@@ -818,12 +818,8 @@ class Server:
         self._aggregator.notify_waiters()
 
     def __del__(self) -> None:
-        """Release the vectors, and the store of a server that was deleted without close(), as the end of the process
-        would.
-        """
-        store, aggregator = map(self.__dict__.get, ("_store", "_aggregator"))
-        if aggregator is not None:
-            aggregator.hold_weakly()
+        """Close the store of a server that was deleted without close(), as the end of the process would."""
+        store = self.__dict__.get("_store")
         if store is not None and not self._aggregator.admission.closed:
             persistence.forget(store, self._aggregator)
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from os import getpid
 
+from afflux.aggregation.admission import Admission
 from afflux.aggregation.frames import note_stored_frames
 from afflux.aggregation.reports import Report
 
@@ -19,19 +20,12 @@ class StepCalls:
     Args:
         on_step: the user's function. An exception that it raises is logged, because the step is made, and the caller
             of `push` must get the receipt.
-        take: removes and returns the oldest waiting report; called with the mutex.
-        locked: calls a function with the mutex.
+        admission: has the waiting reports.
     """
 
-    def __init__(
-        self,
-        on_step: OnStep,
-        take: Callable[[], Report | None],
-        locked: Callable[[Callable[[], Report | None]], Report | None],
-    ) -> None:
+    def __init__(self, on_step: OnStep, admission: Admission) -> None:
         self._on_step = on_step
-        self._take = take
-        self._locked = locked
+        self._admission = admission
         #: The token of the call of `run` that currently calls on_step, and its process.
         self._running: tuple[int, object] | None = None
 
@@ -40,7 +34,7 @@ class StepCalls:
         # Made first, so that after an interrupt at any moment `finally` has the token.
         token = getpid(), object()
         try:
-            while (report := self._locked(lambda: self._next(token))) is not None:
+            while (report := self._next(token)) is not None:
                 try:
                     self._on_step(report)
                 except Exception:
@@ -52,10 +46,11 @@ class StepCalls:
 
     def _next(self, token: tuple[int, object]) -> Report | None:
         """Return the next report for this token; None if no report waits, or another call of `run` is active."""
-        running = self._running
-        # In a forked child the running thread of the parent may not exist.
-        if running is not None and running is not token and running[0] == token[0]:
-            return None
-        report = self._take()
-        self._running = None if report is None else token
-        return report
+        with self._admission.mutex:
+            running = self._running
+            # In a forked child the running thread of the parent may not exist.
+            if running is not None and running is not token and running[0] == token[0]:
+                return None
+            report: Report | None = self._admission.next_report()
+            self._running = None if report is None else token
+            return report
