@@ -17,11 +17,11 @@ from afflux.arrays.modules import is_module, is_state_dict
 from afflux.ops import Conversion, Kind
 from afflux.ops.errors import AffluxError, BusyError, PlaneError, StoreError, UnavailableError
 from afflux.ops.validation import (
-    MOST_COUNT,
     as_float,
     as_int,
     as_text,
     brief,
+    count_of,
     integer,
     is_from_signal,
     loss_of,
@@ -219,7 +219,7 @@ def _read(aggregator: Aggregator, kind: Kind, ticket: Ticket, call: PushCall) ->
         pulled = _pulled(aggregator, ticket, call)
     examples = num_examples
     if type(num_examples) is not int or not 0 < num_examples < 2**63:
-        examples = _examples(client_id, num_examples)
+        examples = _EXAMPLES("push", f"client {brief(client_id)}'s num_examples", num_examples)
     if examples == 0:
         return NoArrival("empty", "num_examples is 0", client_id, pulled, entry)
     known_loss = nan
@@ -234,6 +234,7 @@ def _read(aggregator: Aggregator, kind: Kind, ticket: Ticket, call: PushCall) ->
     return Request(argument, vector, subject, client_id, pulled, entry, examples, known_loss, steps, scale, facts)
 
 
+_STALENESS, _EXAMPLES, _STEPS = count_of(0), integer(0, 2**63 - 1), integer(1, 2**53 - 1)
 #: A push whose task is not open.
 NO_TASK = NoArrival("expired", "the task is closed, or was never opened here")
 _GONE = (
@@ -289,10 +290,14 @@ def _pulled(aggregator: Aggregator, ticket: Ticket, call: PushCall) -> int:
     if call.staleness is None:
         ticket.pulled = pulled = version if type(version) is int else _number(client_id, version)
     else:
-        pulled = ~_counted_staleness(client_id, call.staleness)  # `Admission.counted` replaces it at the join
+        staleness = _STALENESS("push", f"client {brief(client_id)}'s staleness", call.staleness)
+        pulled = ~staleness  # `Admission.counted` replaces it at the join
     newest = aggregator.admission.version
     if pulled > newest or (pulled < 0 and call.staleness is None):
-        raise _no_such_version(client_id, pulled, newest)
+        raise AffluxError(
+            f"[push] client {brief(client_id)} says that it pulled version {brief(pulled)}; "
+            f"the server has made 0 to {newest}"
+        )
     return pulled
 
 
@@ -304,34 +309,6 @@ def _number(client_id: ClientId, version: object) -> int:
             f"[push] client {brief(client_id)}'s version is {brief(version)}, must be an int or what pull() gave"
         )
     return number
-
-
-def _counted_staleness(client_id: ClientId, staleness: object) -> int:
-    """Return the staleness of a push."""
-    number = as_int(staleness)
-    if number is None or not 0 <= number <= MOST_COUNT:
-        raise AffluxError(
-            f"[push] client {brief(client_id)}'s staleness is {brief(staleness)}, must be an int of at least 0"
-        )
-    return number
-
-
-def _no_such_version(client_id: ClientId, pulled: int, newest: int) -> AffluxError:
-    return AffluxError(
-        f"[push] client {brief(client_id)} says that it pulled version {brief(pulled)}; "
-        f"the server has made 0 to {newest}"
-    )
-
-
-def _examples(client_id: ClientId | None, num_examples: object) -> int:
-    """Return the number of examples of a push."""
-    examples = as_int(num_examples)
-    if examples is None or not 0 <= examples < 2**63:
-        raise AffluxError(
-            f"[push] client {brief(client_id)}'s num_examples is {brief(num_examples)}, "
-            "must be an int of at least 0 in 64 bits"
-        )
-    return examples
 
 
 def _open_task(aggregator: Aggregator, task: object, client: object, version: object) -> Opened | None:
@@ -365,10 +342,7 @@ def _local_steps(client_id: ClientId | None, local_steps: object) -> int:
     """Return the number of local steps of a push."""
     if type(local_steps) is int and 0 < local_steps < 2**53:
         return local_steps
-    steps = integer(1)("push", f"client {brief(client_id)}'s local_steps", local_steps)
-    if steps >= 2**53:
-        raise AffluxError(f"[push] client {brief(client_id)}'s local_steps is {brief(steps)}, too large")
-    return steps
+    return _STEPS("push", f"client {brief(client_id)}'s local_steps", local_steps)
 
 
 def _scale(client_id: ClientId | None, client_lr: object, local_steps: int) -> float | None:
