@@ -34,7 +34,7 @@ class Ticket(Struct, eq=False):
     """The resources that a push holds until it returns or raises, and what is known about it."""
 
     call: Any = None  #: the push's arguments (`afflux.server.pushing.PushCall`)
-    pushed: Pushed | None = None  #: the facts of the push, if its vector was taken in first
+    pushed: Pushed | NoArrival | None = None  #: the facts of the push, if its vector was taken in first, or its fault
     slot: Slot | None = None
     staged_row: StagedRow | None = None  #: the client's row on the GPU
     decided: list[Any] = field(

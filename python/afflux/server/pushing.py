@@ -67,15 +67,14 @@ class PushCall(Struct):
 
 def receive(aggregator: Aggregator, adapter: InputAdapter, ticket: Ticket) -> Receipt:
     """Take in the vector of a push, unless the ticket has the facts of the push, and let the arrival join."""
-    pushed, arrival = ticket.pushed, None
+    pushed = ticket.pushed
     try:
-        if pushed is not None:
+        if pushed is None:
+            pushed = take_in(aggregator, adapter, ticket)
+        elif not isinstance(pushed, NoArrival):
             ticket.client_id, ticket.pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
-            return aggregator.join(pushed, ticket)
-        arrival = take_in(aggregator, adapter, ticket, ticket.call)
-        if isinstance(arrival, NoArrival):
-            return _no_arrival(aggregator, ticket, arrival)
-        pushed = arrival
+        if isinstance(pushed, NoArrival):
+            return _no_arrival(aggregator, ticket, pushed)
         return aggregator.join(pushed, ticket)
     except TaskClosedError as error:
         return _no_arrival(aggregator, ticket, NoArrival("expired", str(error), ticket.client_id, ticket.pulled))
@@ -93,7 +92,7 @@ def receive(aggregator: Aggregator, adapter: InputAdapter, ticket: Ticket) -> Re
         raise
     finally:
         # Neither on_step nor this frame, which a stored traceback keeps, may hold the slot, versions or the vector.
-        pushed = arrival = ticket.call = ticket.pushed = ticket.slot = ticket.staged_row = None
+        pushed = ticket.call = ticket.pushed = ticket.slot = ticket.staged_row = None
         ticket.decided = []
         clear_stored_frames()
         if ticket.reading:
@@ -126,20 +125,20 @@ Lend = Callable[[str, Any, Conversion | None], Slot]
 
 
 def take_in(
-    aggregator: Aggregator, adapter: InputAdapter, ticket: Ticket, call: PushCall, lend: Lend | None = None
+    aggregator: Aggregator, adapter: InputAdapter, ticket: Ticket, lend: Lend | None = None
 ) -> Pushed | NoArrival:
     """Check the arguments of a push, and take its vector into a slot: that of the ticket, or a new one.
 
     Args:
         aggregator: that of the server.
         adapter: that of the server.
-        ticket: gets the slot, the task, the client and the version as soon as they are known.
-        call: the arguments.
+        ticket: has the arguments, and gets the slot, the task, the client and the version as soon as they are known.
         lend: makes the slot from the caller's own arrays; None: they are copied.
 
     Returns:
         The facts of the arrival, which has not joined; or the reason why there is none.
     """
+    call: PushCall = ticket.call
     request = _read(aggregator, adapter.kind, ticket, call)
     if isinstance(request, NoArrival):
         return request

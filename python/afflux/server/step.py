@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from msgspec import Struct
-
 from afflux import ops
 from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import Pushed
@@ -114,14 +112,6 @@ def _calls(pushes: object, kind: str) -> list[PushCall]:
     return calls
 
 
-class _Push(Struct):
-    """One push of a step."""
-
-    call: PushCall
-    ticket: Ticket
-    intake: "Pushed | NoArrival | None" = None
-
-
 class StepBatch:
     """The pushes of one step, see `afflux.server.aggregator.Batch`.
 
@@ -131,7 +121,7 @@ class StepBatch:
 
     def __init__(self, aggregator: Aggregator, adapter: InputAdapter, calls: list[PushCall], *, in_place: bool) -> None:
         self._aggregator, self._adapter, self._calls = aggregator, adapter, calls
-        self._pushes = [_Push(call, Ticket(memory=NO_MEMORY)) for call in calls]
+        self._tickets = [Ticket(call, memory=NO_MEMORY) for call in calls]
         self._in_place = in_place
         self._clients: list[Any] = []  # after the decision
         self.receipts: list[Receipt] = []
@@ -142,22 +132,21 @@ class StepBatch:
         """Take in all vectors."""
         plane = self._aggregator.plane
         lend = self._adapter.in_place if self._in_place else None
-        for push in self._pushes:
-            ticket = push.ticket
-            if lend is not None and self._is_lent(push):
+        for ticket in self._tickets:
+            if lend is not None and self._is_lent(ticket):
                 continue
             try:
                 if lend is None:  # all of them wait for one round: one that waits for a free slot might wait for ever
                     ticket.slot = plane.reserve_any()
-                push.intake = take_in(self._aggregator, self._adapter, ticket, push.call, lend)
+                ticket.pushed = take_in(self._aggregator, self._adapter, ticket, lend)
             except Exception as error:
-                push.intake = self._fault(error, ticket)
-                if push.intake is None:
+                ticket.pushed = self._fault(error, ticket)
+                if ticket.pushed is None:
                     raise
             finally:
                 if ticket.reading:
                     self._aggregator.reading.discard(ticket)
-        tickets = [push.ticket for push in self._pushes]
+        tickets = self._tickets
         place_of = {id(ticket) if ticket.task is None else ticket.task.task: i for i, ticket in enumerate(tickets)}
         places = [*place_of.values()]  # of several pushes of one task only one joins
         require_own_memory(
@@ -166,9 +155,9 @@ class StepBatch:
             [tickets[place].memory for place in places],
         )
 
-    def _is_lent(self, push: _Push) -> bool:
+    def _is_lent(self, ticket: Ticket) -> bool:
         """Return whether the ledger has taken in a plain push, whose arrays the round reads where they are."""
-        call, ticket = push.call, push.ticket
+        call: PushCall = ticket.call
         if not call.is_plain():
             return False
         number = call.version.version if type(call.version) is Pulled else call.version
@@ -176,7 +165,7 @@ class StepBatch:
         pushed = self._aggregator.admission.lend(call.client, number, *vectors, call.num_examples, call.loss)
         if pushed is None:
             return False
-        push.intake, ticket.client_id, ticket.pulled = pushed, pushed[0], pushed[1]
+        ticket.pushed, ticket.client_id, ticket.pulled = pushed, pushed[0], pushed[1]
         ticket.memory = self._adapter.names or NAME_OF_VECTOR, [*pushed[5].arrays]
         return True
 
@@ -190,23 +179,23 @@ class StepBatch:
         aggregator = self._aggregator
         draft = aggregator.admission.draft()
         self.receipts, held_back, joins = [], False, 0
-        for push in self._pushes:
-            task, intake = push.ticket.task, push.intake
+        for ticket in self._tickets:
+            task, pushed = ticket.task, ticket.pushed
             if task is not None and not draft.is_open(task.task) and aggregator.admission.is_open(task.task):
-                intake = NO_TASK  # an earlier push of the step has closed it
-            if not isinstance(intake, NoArrival):
-                assert intake is not None
+                pushed = NO_TASK  # an earlier push of the step has closed it
+            if not isinstance(pushed, NoArrival):
+                assert pushed is not None
                 try:
-                    fills, receipt = self._joined(draft, intake, push.ticket)
+                    fills, receipt = self._joined(draft, pushed, ticket)
                 except ClientError as error:
-                    intake = self._fault(error, push.ticket)
-                    if intake is None:
+                    pushed = self._fault(error, ticket)
+                    if pushed is None:
                         raise
                 else:
                     held_back |= fills and not aggregator.admission.by_flush
                     joins += receipt.join is not None
-            if isinstance(intake, NoArrival):
-                receipt = count_without_arrival(draft, intake)
+            if isinstance(pushed, NoArrival):
+                receipt = count_without_arrival(draft, pushed)
             self.receipts.append(receipt)
         self.held_back = joins if held_back else 0
         return draft
@@ -233,7 +222,7 @@ class StepBatch:
 
     def sweep(self, decided: Round | None) -> None:
         """Make the sweep of the round, if there is one that reads callers' arrays; an error changes nothing."""
-        arrivals = sum(not isinstance(push.intake, NoArrival) for push in self._pushes)
+        arrivals = sum(not isinstance(ticket.pushed, NoArrival) for ticket in self._tickets)
         if not self._in_place or not arrivals:
             return
         aggregator = self._aggregator
@@ -249,13 +238,13 @@ class StepBatch:
         """Make the decisions of the draft those of the server."""
         self.is_decided = True
         self._aggregator.admission.adopt(draft)
-        self._clients = [push.ticket.client_id for push in self._pushes]
-        self._pushes = []  # on_step may take long
+        self._clients = [ticket.client_id for ticket in self._tickets]
+        self._tickets = []  # on_step may take long
         self._calls.clear()
 
     def release(self) -> None:
         """Release slots, versions and vectors, and warn about work that was dropped."""
-        self._pushes = []
+        self._tickets = []
         for client_id, receipt in zip(self._clients, self.receipts, strict=False):
             if receipt.status != "joined":
                 self._aggregator.drop_watch.see(receipt.status, client_id, receipt.reason)
