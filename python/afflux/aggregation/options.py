@@ -251,8 +251,7 @@ class ServerOptions:
                     "[Server] duplicates='latest' replaces arrivals, and accumulate=True cannot remove one from a "
                     "sum: use 'both' or 'reject'"
                 )
-        if rule.calibrate.cached or rule.needs.passes or self.num_clients is not None:
-            clients_of(rule, self.num_clients, duplicates)
+        _check_clients(rule, self.num_clients, duplicates)
         return replace(self, duplicates=duplicates)
 
     def for_replacement(self, before: Rule, rule: Rule) -> Self:
@@ -357,17 +356,17 @@ def codec_of(rule: Rule, slot_dtype: str) -> Codec | None:
     return codec
 
 
-def clients_of(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> int:
-    """Check and return N, for rules that need it."""
+def _check_clients(rule: Rule, num_clients: int | None, duplicates: Duplicates) -> None:
+    """Reject an N with which no buffer would fill, and a rule that needs N if there is none."""
     if num_clients is None:
-        why = "caches a row per client" if rule.calibrate.cached else "takes every client once per pass"
-        raise AffluxError(f"[Server] {rule.name} {why}: give num_clients")
-    if not rule.needs.passes and rule.buffer_size > num_clients and duplicates != "both":
+        if rule.calibrate.cached or rule.needs.passes:
+            why = "caches a row per client" if rule.calibrate.cached else "takes every client once per pass"
+            raise AffluxError(f"[Server] {rule.name} {why}: give num_clients")
+    elif not rule.needs.passes and rule.buffer_size > num_clients and duplicates != "both":
         raise AffluxError(
             f"[Server] buffer_size {rule.buffer_size} exceeds num_clients {num_clients}: with duplicates="
             f"{duplicates!r} a buffer takes each client once, and would never fill"
         )
-    return num_clients
 
 
 def known_on_arrival(rule: Rule) -> OnArrival:

@@ -1,19 +1,18 @@
 """Estimates of the memory and disk use of a server, part by part, without making the server."""
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Unpack
 
 from afflux._engine import SUPERBLOCK
-from afflux.aggregation.options import Options, ServerOptions, clients_of, codec_of, options_of
+from afflux.aggregation.options import Options, ServerOptions, codec_of, options_of
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
 from afflux.ops.units import ITEM_BYTES, in_bytes
 from afflux.ops.validation import MOST_COUNT, MOST_ELEMENTS, flag, integer
 from afflux.rules.rule import Rule, a_rule
-from afflux.store.metadata import Shape, shapes_of
+from afflux.store.metadata import shapes_of
 
 
 class Usage(NamedTuple):
@@ -104,12 +103,10 @@ def plan(
 def _plan(rule: Rule, d: int, settings: ServerOptions, *, store: bool, gpu: bool) -> Plan:
     """Return the plan for checked options."""
     dtype, slot_dtype, accumulate = settings.dtype, settings.slots_as, settings.accumulate
-    max_versions, commit_every = settings.max_versions, settings.commit_every
+    max_versions = settings.max_versions
     size, slot = ITEM_BYTES[dtype] * d, ITEM_BYTES[slot_dtype] * d
     codec = codec_of(rule, slot_dtype)
-    clients = 0
-    if codec is not None or rule.needs.passes:
-        clients = clients_of(rule, settings.num_clients, "both")
+    clients = (settings.num_clients or 0) if codec is not None or rule.needs.passes else 0
     waiting, most = rule.buffer_size, settings.slots_of(rule)
     parts, working = {"params": Usage(size, f"the newest version, d {dtype}")}, dict[str, Usage]()
     if accumulate:
@@ -138,29 +135,21 @@ def _plan(rule: Rule, d: int, settings: ServerOptions, *, store: bool, gpu: bool
     memory = {"params": parts.pop("params"), **buffer, **parts}
     if not store:
         return Plan(memory, working, {}, host)
-    facts = {"num_clients": clients, "dtype": dtype, "slot_dtype": slot_dtype, "accumulate": accumulate}
-    shapes = shapes_of(rule.rule_vectors, rule.buffer_size, codec, d, **facts)
     if gpu:
-        numbers = _Numbers(clients, commit_every, 2, "a checkpoint keeps")
-        return Plan(memory, working, _disk(rule, d, codec, shapes, numbers), host)
+        return Plan(memory, working, _disk(rule, d, settings, clients, 2, "a checkpoint keeps"), host)
     working.pop("next params", None)
-    versions = max_versions or (2 if commit_every == 1 else 3)
-    numbers = _Numbers(clients, commit_every, versions, "a client holds")
-    return Plan(buffer, working, _disk(rule, d, codec, shapes, numbers))
+    versions = max_versions or (2 if settings.commit_every == 1 else 3)
+    return Plan(buffer, working, _disk(rule, d, settings, clients, versions, "a client holds"))
 
 
-class _Numbers(NamedTuple):
-    """The numbers on which the size of a store depends."""
+def _disk(rule: Rule, d: int, settings: ServerOptions, clients: int, versions: int, holder: str) -> dict[str, Usage]:
+    """Return the parts on disk. Each array has as many segments as its slots need.
 
-    clients: int
-    commit_every: int | None
-    versions: int
-    holder: str  #: of an older version
-
-
-def _disk(rule: Rule, d: int, codec: Codec | None, shapes: Mapping[str, Shape], numbers: _Numbers) -> dict[str, Usage]:
-    """Return the parts on disk. Each array has as many segments as its slots need."""
-    clients, commit_every, versions, holder = numbers
+    There is space for so many versions, and for each older one that a `holder` keeps.
+    """
+    commit_every, codec = settings.commit_every, codec_of(rule, settings.slots_as)
+    facts = {"num_clients": clients, "dtype": settings.dtype, "slot_dtype": settings.slots_as}
+    shapes = shapes_of(rule.rule_vectors, rule.buffer_size, codec, d, **facts, accumulate=settings.accumulate)
     spare = clients if commit_every is None else min(clients, rule.buffer_size * commit_every)
     slots = {"params": versions, "rows": clients + spare, "arrivals": 2 * (rule.buffer_size - 1)}
     if "total" in shapes:
