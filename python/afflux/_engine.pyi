@@ -114,7 +114,8 @@ class Ledger:
     ) -> Any: ...
     # (status, staleness); the status is None if the version was not made.
     def decide(self, client: object, version: int, /) -> tuple[Any, int]: ...
-    # `round` is (round, stepped, version, scalars, norms, report, clients that get their first row).
+    # `round`, that which the arrival completes, is (round, stepped, version, scalars, norms, report, clients that get
+    # their first row). `task` is closed. `decided` gets the decision, and then the arrival that this one replaces.
     def record_decision(
         self,
         status: str,
@@ -125,6 +126,8 @@ class Ledger:
         decided: list[Any] | None,
         /,
     ) -> None: ...
+    # A push without a decision about an arrival; the status "refused": it raised an error. `task` is closed; `decided`
+    # gets the receipt.
     def count_push(
         self, status: str, task: str | None, fault: object, receipt: object, decided: list[Any] | None, /
     ) -> None: ...

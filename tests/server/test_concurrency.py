@@ -335,10 +335,12 @@ def test_a_signal_handler_amid_any_call_is_refused_or_served(monkeypatch):
         except AffluxError:
             seen.append("refused")
 
-    count = type(aggregator_of(server).admission).count
+    count_push = type(aggregator_of(server).admission).count_push
     calls = iter([handler])  # one signal
     monkeypatch.setattr(
-        type(aggregator_of(server).admission), "count", lambda self, why: (next(calls, int)(), count(self, why))
+        type(aggregator_of(server).admission),
+        "count_push",
+        lambda self, *facts: (next(calls, int)(), count_push(self, *facts)),
     )
     check_error("num_examples", server.push, client=1, update=vector(), version=0, num_examples=-1)
     assert seen == ["refused"]

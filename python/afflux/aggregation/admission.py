@@ -4,8 +4,7 @@ Callers hold the mutex, except where a method says otherwise. Each decision is o
 is made whole, or an interrupt comes before it. The attributes can be read without the mutex.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from afflux._engine import Ledger
 from afflux.aggregation.arrivals import PendingArrival, Pushed
@@ -20,11 +19,8 @@ from afflux.aggregation.reports import (
     Handed,
     Join,
     JoinStatus,
-    NewParams,
     Pulled,
     Receipt,
-    Replaced,
-    Status,
 )
 from afflux.aggregation.round import Round, RoundStart
 from afflux.aggregation.state import Participation, ServerState
@@ -126,10 +122,6 @@ class Admission(Ledger):
             self._check_clients(client_id)
         return status, staleness
 
-    def completes(self, status: JoinStatus) -> bool:
-        """Return whether an arrival with this status makes the round of the buffer."""
-        return not self.by_flush and self.fills(status)
-
     @property
     def last_term(self) -> Term | None:
         """The term of the last arrival in the buffer, if the server accumulates."""
@@ -159,50 +151,9 @@ class Admission(Ledger):
         vectors = self.current, self.rule_vectors, self.rows
         return RoundStart(*vectors, self.scalars, self.norms, ends_pass, slot_bytes, *settings)
 
-    def record(
-        self,
-        status: JoinStatus,
-        arrival: PendingArrival,
-        prepared: Round | None,
-        task: str | None = None,
-        decision: object = None,
-        decided: list[Any] | None = None,
-    ) -> None:
-        """Record a decision; `prepared` is the round that the arrival completes, `task` the task that it closes.
-
-        `decided` gets the decision, and then the arrival that this one replaces.
-        """
-        self.record_decision(status, arrival, _facts_of(prepared), task, decision, decided)
-
-    def count(
-        self,
-        status: "Status | Literal['refused']",
-        task: str | None = None,
-        fault: Fault | None = None,
-        receipt: Receipt | None = None,
-        decided: list[Any] | None = None,
-    ) -> None:
-        """Count a push without a decision about an arrival; "refused": it raised an error.
-
-        `task` is closed; `decided` gets the receipt.
-        """
-        self.count_push(status, task, fault, receipt, decided)
-
     def hand_in(self, rule_vectors: NamedVectors, name: str) -> None:
         """Replace the rule vectors; the user has set the one with this name."""
         self.set_rule_vectors(rule_vectors, self.handed | {name}, Handed(name))
-
-    def set_params(self, current: Pulled) -> None:
-        """Make a version that the caller has set the newest one."""
-        self.set_version(current, current.version, NewParams())
-
-    def replace_rule(self, rule: Rule, config: Mapping[str, Any]) -> bool:
-        """Replace the rule: at once if the buffer is empty, else when the buffer is emptied.
-
-        Returns:
-            Whether the rule was replaced at once.
-        """
-        return self.set_rule(rule, rule.buffer_size, Replaced(config))
 
     def draft(self) -> "Admission":
         """Return a draft of the decisions of one step, of which no arrival completes the buffer.
@@ -224,7 +175,7 @@ class Admission(Ledger):
         Returns:
             The arrivals that are discarded.
         """
-        return self.cut_buffer(_facts_of(prepared), Cut(kind, joins), kind == "end_pass")
+        return self.cut_buffer(None if prepared is None else prepared.facts, Cut(kind, joins), kind == "end_pass")
 
     def commit(self, current: Pulled, rule_vectors: NamedVectors, done: Round) -> None:
         """End the round, and make its version the newest one."""
@@ -267,12 +218,3 @@ class Admission(Ledger):
                 f"[push] client {brief(client_id)} would be number {len(rows) + len(new) + 1}, but num_clients is "
                 f"{rows.num_clients}"
             )
-
-
-def _facts_of(prepared: Round | None) -> tuple[Any, ...] | None:
-    """Return what a decision needs of its round."""
-    if prepared is None:
-        return None
-    report, moves = prepared.report, prepared.moves
-    coming = 0 if moves is None else len(moves.numbers)
-    return prepared, report.stepped, report.version, prepared.scalars, prepared.norms, report, coming

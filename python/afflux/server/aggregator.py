@@ -11,7 +11,7 @@ from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
 from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.plane import DataPlane, Slot, Vector
-from afflux.aggregation.reports import Pulled, Receipt, Report
+from afflux.aggregation.reports import NewParams, Pulled, Receipt, Replaced, Report
 from afflux.aggregation.round import Round, prepare
 from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.units import ITEM_BYTES
@@ -156,10 +156,11 @@ class Aggregator(Monitor[Round]):
         mutex = self.admission.mutex
         if forks[0] != mutex.fork:
             return
+        count = partial(self.admission.count_push, "refused", None, None, None, None)
         if mutex.is_mine:  # the push is amid another call of this thread
-            self.admission.count("refused")
+            count()
         else:
-            self.locked(lambda: self.admission.count("refused"))
+            self.locked(count)
 
     def take_slot(self, timeout: float | None) -> Slot:
         """Return a free slot, a new one, or the next one that becomes free.
@@ -228,7 +229,7 @@ class Aggregator(Monitor[Round]):
             if task_id is not None and not admission.is_open(task_id):
                 raise TaskClosedError(f"[push] task {task_id} is closed")
             status, staleness = admission.status(client_id, version)
-            completes = admission.completes(status)
+            completes = not admission.by_flush and admission.fills(status)
             if completes and (admission.round is not None or not self.make_room()):
                 return None
             if self.accumulate:
@@ -238,7 +239,8 @@ class Aggregator(Monitor[Round]):
             ticket.pulled = version
             completed = self._prepared("push", [*admission.arrivals(), arrival]) if completes else None
             decision = status, staleness, arrival.join, completed
-            admission.record(status, arrival, completed, task_id, decision, ticket.decided)
+            facts = None if completed is None else completed.facts
+            admission.record_decision(status, arrival, facts, task_id, decision, ticket.decided)
             if status != "joined":
                 ticket.warning = self._progress_watch.see(admission)
             if self.accumulate:
@@ -308,7 +310,8 @@ class Aggregator(Monitor[Round]):
         self.make_room()
         now, write = admission.current, partial(plane.fill, values=plane.read(vector, copy=False))
         params = now.params if plane.inplace else plane.version(write, "set_params")
-        admission.set_params(Pulled(params, number, now.buffers if buffers is None else buffers))
+        new = Pulled(params, number, now.buffers if buffers is None else buffers)
+        admission.set_version(new, number, NewParams())
         if plane.inplace:
             try:
                 write(params)
@@ -379,7 +382,7 @@ class Aggregator(Monitor[Round]):
 
     def _replace_rule(self, rule: Rule, config: dict[str, Any], max_slots: int) -> bool:
         self.grow(max_slots)
-        return self.admission.replace_rule(rule, config)
+        return self.admission.set_rule(rule, rule.buffer_size, Replaced(config))
 
     def grow(self, max_slots: int) -> None:
         """Raise the limit of slots to `max_slots`, if it is lower."""

@@ -81,5 +81,5 @@ def count_without_arrival(admission: Admission, push: NoArrival, decided: list[A
     if pulled is not None and 0 <= pulled <= newest:
         staleness = admission.decided_version - pulled
     receipt = Receipt(status, staleness, newest, None, None, None, reason=reason)
-    admission.count(status, None if task is None else task.task, fault, receipt, decided)
+    admission.count_push(status, None if task is None else task.task, fault, receipt, decided)
     return receipt

@@ -216,7 +216,7 @@ class StepBatch:
         fills = draft.fills(status)
         adds_to = aggregator.plane if aggregator.accumulate and status == "joined" else None
         arrival = arrival_of(draft, pushed, staleness, ticket, adds_to)
-        draft.record(status, arrival, None, task_id)
+        draft.record_decision(status, arrival, None, task_id, None, None)
         decision: tuple[JoinStatus, int, int] = status, staleness, arrival.join
         return fills, receipt_of(draft, pushed[1], decision)
 
