@@ -1,6 +1,7 @@
 """The lock of a store's folder, and whether its file system guarantees allocated space."""
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -8,13 +9,8 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from afflux._engine import children, close_descriptor, close_in_children, forks
-from afflux.ops.errors import StoreError, UnavailableError
+from afflux.ops.errors import StoreError
 from afflux.store.files import open_regular, reason
-
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 #: File systems on which allocated space stays allocated, also for writes through a map.
 PROMISING = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs"})
@@ -50,8 +46,6 @@ class Lock:
             InUseError: another process holds the lock.
             StoreError: the file system has no locks, or the lock's file cannot be opened.
         """
-        if fcntl is None:
-            raise UnavailableError("[store] this system has no flock, which keeps a second writer out")
         try:
             self._descriptor = _open_here(folder / LOCK, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT)
         except OSError as error:
