@@ -38,8 +38,6 @@ class Place(NamedTuple):
 
 class _Mapped(NamedTuple):
     rows: Row  #: (slots, width)
-    path: str
-    inode: int
     file: tuple[bytes, int, int]  #: path, inode and bytes, for `first_changed`
 
 
@@ -274,7 +272,6 @@ class Segments:
             try:
                 with opened(path, os.O_RDWR) as descriptor:
                     status = os.fstat(descriptor)
-                    inode = status.st_ino
                     if status.st_size < self.shape.segment_bytes:
                         raise StoreError(f"[store] {path} is truncated; {self.remedy}")
                     pages = mmap.mmap(descriptor, self.shape.segment_bytes)
@@ -288,17 +285,16 @@ class Segments:
             except OSError as error:
                 raise StoreError(f"[store] cannot map {path}: {reason(error)}") from None
             rows = elements.reshape(self.shape.per_segment, self.shape.width)
-            file = os.fsencode(path), inode, self.shape.segment_bytes
-            self._maps[segment] = _Mapped(rows, str(path), inode, file)
+            self._maps[segment] = _Mapped(rows, (os.fsencode(path), status.st_ino, self.shape.segment_bytes))
         return self._maps[segment].rows
 
     def _checked(self, segment: int) -> None:
-        _, path, inode, _ = self._maps[segment]
+        path, (_, inode, size) = self._path(segment), self._maps[segment].file
         try:
             now = os.lstat(path)
         except OSError as error:
             raise StoreError(f"[store] {path} has vanished: {error.strerror}") from None
-        if now.st_ino != inode or now.st_size < self.shape.segment_bytes:
+        if now.st_ino != inode or now.st_size < size:
             raise StoreError(f"[store] {path} was replaced or truncated")
 
 
