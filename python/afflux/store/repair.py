@@ -58,9 +58,9 @@ class Repair:
 class _Examination:
     """One reading of a whole store, and the problems found."""
 
-    def __init__(self, store: StoreReader, progress: ReadProgress) -> None:
+    def __init__(self, store: StoreReader, progress: ReadProgress | None) -> None:
         self._store = store
-        self._progress = progress
+        self._progress = progress or (lambda done, total: None)
         self._done = 0
         vectors = sum(store.slot_bytes(name.partition(":")[0]) for name in store.committed.vectors)
         arrivals = len(store.committed.arrivals) * store.slot_bytes("arrivals")
@@ -232,7 +232,7 @@ def check(path: "str | PathLike[str]", progress: ReadProgress | None = None) -> 
     if irregular_files:  # nothing is read through a link
         return Health(clients=0, damaged=(), sum_error=None, problems=irregular_files, mendable=False, keeps_bits=False)
     with locked_reader(path) as store:
-        return _Examination(store, progress or _silent).health()
+        return _Examination(store, progress).health()
 
 
 def repair(
@@ -262,7 +262,7 @@ def repair(
     except StoreError as error:
         raise StoreError(f"[repair] {str(error).removeprefix('[store] ')}") from None
     with locked_reader(path, shared=False) as store:
-        examination = _Examination(store, progress or _silent)
+        examination = _Examination(store, progress)
         health = examination.health()
         if health.sound:
             return None
@@ -320,9 +320,11 @@ def _commit_rest(store: StoreReader, examination: _Examination, health: Health) 
     """Commit the sound parts, and a new sum of the rows if rows or the sum are damaged."""
     last, vectors, lists = store.committed, dict(store.committed.vectors), dict[str, ListUpdate]()
     rows: dict[ClientId, Place] = {}
-    meta, arrivals = _without_arrivals(last, examination.lost_arrivals)
-    if last.lists["passed"] and examination.lost_arrivals:
-        lists["passed"] = ListUpdate(0, _passed(last, examination.lost_arrivals))
+    lost = examination.lost_arrivals
+    meta = {**last.meta, "filled": last.meta["filled"] - len(lost)}
+    arrivals = [waiting for i, waiting in enumerate(last.arrivals) if i not in lost]
+    if last.lists["passed"] and lost:
+        lists["passed"] = ListUpdate(0, _passed(last, lost))
     anew = store.codec is not None and bool(health.damaged or examination.sum)
     if anew:
         slot = 1 - last.vectors["sum"].slot
@@ -357,12 +359,6 @@ def _commit_rest(store: StoreReader, examination: _Examination, health: Health) 
         index.close()
 
 
-def _without_arrivals(last: CommittedState, lost: Sequence[int]) -> tuple[dict[str, Any], list[StoredArrival]]:
-    """Return the state's facts and the waiting arrivals, without the arrivals at these indices."""
-    meta = {**last.meta, "filled": last.meta["filled"] - len(lost)}
-    return meta, [waiting for i, waiting in enumerate(last.arrivals) if i not in lost]
-
-
 def _passed(last: CommittedState, lost: Sequence[int]) -> list[Any]:
     """Return the clients that have entered in this pass, without the lost arrivals.
 
@@ -371,7 +367,3 @@ def _passed(last: CommittedState, lost: Sequence[int]) -> list[Any]:
     passed, filled = last.lists["passed"], last.meta["filled"]
     before = len(passed) - filled
     return [*passed[:before], *(entry for i, entry in enumerate(passed[before:]) if i not in lost)]
-
-
-def _silent(done: int, total: int) -> None:
-    pass
