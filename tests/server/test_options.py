@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, Server, ServerOptions, plan
-from afflux.aggregation.options import STORED, Options
+from afflux.aggregation.options import STORED_OPTIONS, Options
 from afflux.rules import ca2fl, fedasync, fedavg, fedbuff, gsgm, wkafl
 from conftest import ROOT, check_error
 from pairwise import cover, soak_all
@@ -19,7 +19,7 @@ from pairwise import cover, soak_all
 def test_the_keyword_arguments_are_the_fields():
     hints = get_type_hints(ServerOptions)
     assert get_type_hints(Options) == {field.name: hints[field.name] for field in fields(ServerOptions)}
-    assert set(STORED) < set(asdict(ServerOptions()))
+    assert set(STORED_OPTIONS) < set(asdict(ServerOptions()))
 
 
 @pytest.mark.parametrize("page", ["server.md", "store.md"])
@@ -117,7 +117,7 @@ def test_an_opened_server_has_the_options_of_its_store(tmp_path, caplog):
     given = {"max_staleness": 7, "durability": "power", "commit_every": 3, "log": True}
     with Server(fedbuff(buffer_size=2), np.zeros(3), store=tmp_path / "store", num_clients=9, **given) as server:
         first = replace(server.options, num_clients=None)  # the rule does not need it
-    stored = {name: getattr(first, name) for name in STORED}
+    stored = {name: getattr(first, name) for name in STORED_OPTIONS}
     defaults = {"slot_dtype": None, "duplicates": None, "rows_on": "device", "inplace": False, "memory_budget": None}
     for options in ({}, given, stored, stored | defaults):
         with Server.open(tmp_path / "store", **options) as server:

@@ -339,7 +339,7 @@ def test_a_push_does_not_wait_for_a_flush_that_may_be_its_own():
 def test_the_default_is_not_in_stores(tmp_path):
     """So that the version of afflux before the option opens them."""
     with Server(fedbuff(), np.zeros(3), store=tmp_path / "full") as full:
-        assert "rounds" not in full.options.stored()
+        assert "rounds" not in full.options.stored()["options"]
     with Server.open(tmp_path / "full") as opened:
         assert opened.options.rounds == "full"
 

@@ -259,8 +259,8 @@ SERVER = {
         "test_store_health.py",
     ),
     "store: how often it commits is forgotten": (
-        'before["commit_every"] if commit_every == "as before"',
-        '1 if commit_every == "as before"',
+        'self.commit_every: int | None = options["commit_every"]',
+        "self.commit_every: int | None = 1",
         "test_store_commits.py",
     ),
     "streaming: a term that an interrupt has left is added again": (

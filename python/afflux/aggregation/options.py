@@ -39,7 +39,9 @@ RowsOn = Literal["device", "host"]
 Durability = Literal["process", "power"]
 SlotType = Literal["float32", "float64", "bfloat16"]
 
-#: The options that `Server.open` may replace. The others are part of the stored state.
+#: The options for commits, which a store keeps apart from the others. `Server.open` may replace them.
+COMMITS = ("durability", "commit_every")
+#: The other options that `Server.open` may replace. The rest is part of the stored state.
 REPLACEABLE = (
     "max_staleness",
     "faults",
@@ -50,8 +52,8 @@ REPLACEABLE = (
     "max_norm",
     "clip_norms",
 )
-#: The options that a store keeps. The others are in its facts, or settings of its commits.
-STORED = (*REPLACEABLE, "duplicates", "log", "accumulate", "seed", "facts", "rounds")
+#: The options that a store keeps, but for those of commits. The others are in its facts.
+STORED_OPTIONS = (*REPLACEABLE, "duplicates", "log", "accumulate", "seed", "facts", "rounds")
 
 
 class Options(TypedDict, total=False):
@@ -275,12 +277,13 @@ class ServerOptions:
         """
         values: Options = {"slot_dtype": None, **fields}
         new = replace(self, **values)
-        new = replace(new, slot_dtype=new.slots_as, duplicates=new.duplicates_for(rule))
+        durability = new.durability or self.durability
+        new = replace(new, slot_dtype=new.slots_as, duplicates=new.duplicates_for(rule), durability=durability)
         for name in fields:
             before, now = getattr(self, name), getattr(new, name)
             is_in_replay = name == "clip_norms" and self.log
             is_in_store = name != "num_clients" or before is not None
-            if before != now and is_in_store and (is_in_replay or name not in REPLACEABLE):
+            if before != now and is_in_store and (is_in_replay or name not in (*REPLACEABLE, *COMMITS)):
                 why = (
                     "a replay of its log clips all rounds alike"
                     if is_in_replay
@@ -324,10 +327,11 @@ class ServerOptions:
         """Return the option, or its default for the rule."""
         return self.duplicates or ("latest" if rule.calibrate.cached else "both")
 
-    def stored(self) -> dict[str, Any]:
-        """Return the options that a store keeps, as JSON-able data."""
+    def stored(self) -> dict[str, dict[str, Any]]:
+        """Return the facts "options" and "commits" of a store, as JSON-able data."""
         values = asdict(self)
-        return {name: values[name] for name in STORED if name != "rounds" or self.rounds != "full"}
+        options = {name: values[name] for name in STORED_OPTIONS if name != "rounds" or self.rounds != "full"}
+        return {"options": options, "commits": {name: values[name] for name in COMMITS}}
 
     def slots_of(self, rule: Rule) -> int:
         """Return the largest number of copies of pushed vectors."""

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import isnan
 from os import PathLike
@@ -28,7 +28,7 @@ from afflux.arrays.constants import Constants
 from afflux.arrays.interop import is_masked
 from afflux.arrays.layout import Layout
 from afflux.ops.errors import AffluxError, BusyError, StoreError
-from afflux.ops.validation import brief, integer, keyword_arguments, one_of, optional, path_of
+from afflux.ops.validation import brief, keyword_arguments, optional, path_of
 from afflux.rules.rule import Rule, a_rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
@@ -39,17 +39,7 @@ from afflux.store.constants_file import constants_of
 from afflux.store.creation import create_store, remove_contents, removed_if_it_fails
 from afflux.store.lock import promises_space
 from afflux.store.metadata import damage_as_store_error
-from afflux.store.store import CommitEvery, Store
-
-
-@dataclass(frozen=True, slots=True)
-class Attached:
-    """The state that a server reads from an existing store."""
-
-    options: ServerOptions
-    layout: Layout | None
-    constants: Constants
-    retained_versions: Mapping[int, Pulled]  #: older versions that the last checkpoint has kept, by number
+from afflux.store.store import Store
 
 
 def for_place(rule: Rule, adapter: InputAdapter, options: ServerOptions, folder: Path | None) -> ServerOptions:
@@ -90,18 +80,13 @@ def open_store(
     folder = path_of("open", "path", path)
     optional(a_rule)("open", "rule", rule)
     keyword_arguments("open", fields, Options.__annotations__)
-    durability = fields.get("durability")
-    commit_every: CommitEvery = fields.get("commit_every", "as before")
-    optional(one_of("process", "power"))("open", "durability", durability)
-    if commit_every != "as before":
-        commit_every = optional(integer(1))("open", "commit_every", commit_every)
     if not (like is None or hasattr(like, "__dlpack__")):
         raise AffluxError(f"[open] like is of type {type(like).__name__}, must be an array of torch or CuPy")
     if plane is None:
         plane = LocalPlane() if like is None else plane_like("[open] like", like, ["like"])
     elif not isinstance(plane, DataPlane) or like is not None:
         raise AffluxError(f"[open] plane is {brief(plane)}, must be a DataPlane, and without like")
-    return Store(folder, ops.threads(num_threads, "open"), durability, commit_every, plane)
+    return Store(folder, ops.threads(num_threads, "open"), plane)
 
 
 @contextmanager
@@ -122,21 +107,18 @@ def start_of(store: Store) -> tuple[ops.Array, ServerOptions]:
     """Return params of zeros, and the options of the server of a store.
 
     Raises:
-        StoreError: the stored options or sizes are invalid.
+        StoreError: the stored size is invalid.
     """
     facts = {name: store.facts[name] for name in ("num_clients", "dtype", "slot_dtype")}
-    try:
-        options = ServerOptions(**facts, **store.options)
-    except (AffluxError, TypeError) as error:
-        raise StoreError(f"[open] {store.path} is damaged: its options are not those of a server: {error}") from None
+    options = ServerOptions(**facts, **store.options)
     with damage_as_store_error(store.path):
         return store.device.full(store.facts["d"], 0.0, options.dtype), options
 
 
 def replaced(store: Store, rule: Rule, options: ServerOptions, fields: Options, *, gpu: bool) -> ServerOptions:
-    """Return the options of a store, with other values of some fields. The settings of commits are the store's own."""
-    budget, apart = fields.get("memory_budget"), ("durability", "commit_every", "memory_budget")
-    changes: Any = {name: value for name, value in fields.items() if name not in apart}
+    """Return the options of a store, with other values of some fields."""
+    budget = fields.get("memory_budget")
+    changes: Any = {name: value for name, value in fields.items() if name != "memory_budget"}
     options = options.replaced(rule, changes)
     if budget is not None:
         max_slots, max_versions = fields.get("max_slots"), fields.get("max_versions")
@@ -152,9 +134,9 @@ def make_store(
     plane, facts = aggregator.plane, facts_of(aggregator, adapter.layout, options)
     durability = options.durability or ("process" if plane.on_one_node else "power")
     with removed_if_it_fails(path):
-        stored, cuts, constants = options.stored(), plane.cuts(plane.size), adapter.constants.to_bytes()
-        create_store(path, aggregator.rule, facts, stored, durability, options.commit_every, constants, cuts)
-        store = Store(path, ops.threads(num_threads), plane=plane, new=True)
+        stored, constants = replace(options, durability=durability).stored(), adapter.constants.to_bytes()
+        create_store(path, aggregator.rule, facts, stored, constants, plane.cuts(plane.size))
+        store = Store(path, ops.threads(num_threads), plane, new=True)
         try:
             _move_to(store, aggregator)
         except BaseException:
@@ -176,11 +158,17 @@ def _move_to(store: Store, aggregator: Aggregator) -> None:
     aggregator.attach(store)
 
 
-def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> Attached:
-    """Load the last commit of a store into a server that was made with the store's options."""
+def load_store(
+    store: Store, aggregator: Aggregator, adapter: InputAdapter, options: ServerOptions
+) -> tuple[InputAdapter, Mapping[int, Pulled]]:
+    """Load the last commit of a store into a server with these options, which replace those of the store.
+
+    Returns:
+        The server's adapter, and the older versions that the last checkpoint has kept, by number.
+    """
     admission, plane = aggregator.admission, aggregator.plane
-    options = replace(options, durability=store.durability, commit_every=store.commit_every)
     options.for_place(aggregator.rule, plane.gpu, store=True)
+    store.replace_options(options)
     store.vectors.use(plane)
     if isinstance(plane, LocalPlane) and plane.gpu is not None:  # without the initial version of this server
         plane.use_versions(None)
@@ -203,11 +191,10 @@ def load_store(store: Store, aggregator: Aggregator, options: ServerOptions) -> 
     admission.compact_task_events()
     aggregator.retained = {version: kept for version, kept in retained.items() if version in store.asked}
     layout = store.layout
-    constants = constants_of(store.path, layout)
+    adapter = replace(adapter, layout=layout, constants=constants_of(store.path, layout))
     admission.averaged = None if layout is None else layout.averaged_size
     retained = {version: shared(aggregator, kept) for version, kept in aggregator.retained.items()}
-    store.replace_options(options.stored(), admission.version)
-    return Attached(options, layout, constants, MappingProxyType(retained))
+    return adapter, MappingProxyType(retained)
 
 
 def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:

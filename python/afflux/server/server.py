@@ -178,18 +178,16 @@ class Server:
                 server = cls(
                     rule,
                     zeros,
-                    options=options,
+                    options=replace(options, durability=None, commit_every=1),  # it has no store yet
                     num_threads=num_threads,
                     push_threads=push_threads,
                     on_step=on_step,
                     plane=plane,
                 )
                 with damage_as_store_error(store.path):
-                    attached = persistence.load_store(store, server._aggregator, server.options)
-            layout, constants = attached.layout, attached.constants
-            server._adapter = replace(server._adapter, layout=layout, constants=constants)
-            server.options = attached.options
-            server.retained_versions, server._store = attached.retained_versions, store
+                    opened = persistence.load_store(store, server._aggregator, server._adapter, options)
+            server.options, server._store = options, store
+            server._adapter, server.retained_versions = opened
         except BaseException:
             store.close()
             raise

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux._engine import ORDER_VERSION
-from afflux.aggregation.options import Durability, codec_of
+from afflux.aggregation.options import codec_of
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import StoreError, UnavailableError
 from afflux.ops.validation import brief
@@ -33,16 +33,14 @@ def create_store(
     path: Path,
     rule: Rule,
     server: Mapping[str, Any],
-    options: Mapping[str, Any],
-    durability: Durability,
-    commit_every: int | None,
-    constants: npt.NDArray[np.uint8] | None = None,
-    cuts: Sequence[int] = (),
+    stored: Mapping[str, Mapping[str, Any]],
+    constants: npt.NDArray[np.uint8],
+    cuts: Sequence[int],
 ) -> None:
-    """Make a store in a new folder, for a server with these facts and options.
+    """Make a store in a new folder, for a server with these facts.
 
-    `constants` are the bytes of the model's constants and local arrays, which are written once. `cuts` are those of
-    `DataPlane.cuts`.
+    `stored` is a result of `ServerOptions.stored`. `constants` are the bytes of the model's constants and local arrays,
+    which are written once. `cuts` are those of `DataPlane.cuts`.
 
     Raises:
         StoreError: the folder is not empty, or cannot be written.
@@ -53,12 +51,11 @@ def create_store(
         if not re.fullmatch(NAME, name):
             raise StoreError(f"[Server] store: no folder can be called after the rule vector {brief(name)}: {NAME}")
     codec = codec_of(rule, server["slot_dtype"])
-    shapes = shapes_in(server, options, cuts, rule.rule_vectors, rule.buffer_size, codec)
+    shapes = shapes_in(server, stored["options"], cuts, rule.rule_vectors, rule.buffer_size, codec)
     facts: dict[str, Any] = {
         "order_version": ORDER_VERSION,
         "server": {**server, "codec": None if codec is None else codec.name, **({"cuts": [*cuts]} if cuts else {})},
-        "options": options,
-        "commits": {"durability": durability, "commit_every": commit_every},
+        **stored,
         "rule": rule.to_config(),
         "shapes": shapes,
         "repairs": [],
@@ -71,7 +68,7 @@ def create_store(
             _refuse_contents(path)  # another process may have had the lock before
             try:
                 make_arrays(path, shapes)
-                if constants is not None and constants.size:
+                if constants.size:
                     write_constants(path, constants)
                 Index.make(path / INDEX, facts)
                 for folder in (path, path.parent):

@@ -15,10 +15,10 @@ from msgspec import Meta, Struct, convert, to_builtins
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.checkpoint import STORED
 from afflux.aggregation.clipping import WINDOW
+from afflux.aggregation.options import STORED_OPTIONS, ServerOptions
 from afflux.aggregation.sharded_plane import superblocks
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
-from afflux.rules.rule import MOST_FACTS
 from afflux.store.metadata import MOST_WAITING, NAME, Shape, is_sound, slot_width
 from afflux.store.shards import stored_parts
 
@@ -49,28 +49,6 @@ class ServerFacts(_Facts, frozen=True, omit_defaults=True):
     cuts: list[Count] | None = None  #: the superblocks with which shards begin; None: in one piece
 
 
-class StoredOptions(Struct, frozen=True):
-    """The options of a server that a store keeps; `ServerOptions` checks their values.
-
-    Further options that only afflux 0.1.0 had are not read, and must not be True.
-    """
-
-    duplicates: str | None
-    max_staleness: Count | None
-    faults: str
-    max_slots: Positive | None
-    max_versions: Positive | None
-    log: bool
-    accumulate: bool
-    flush_after: float | None
-    max_abs: float | None
-    max_norm: float | None
-    seed: Annotated[int, Meta(ge=0)]
-    clip_norms: float | None
-    facts: Annotated[list[str], Meta(max_length=MOST_FACTS)]
-    rounds: str = "full"  #: in stores of servers with rounds="flush"
-
-
 class CommitSettings(_Facts, frozen=True):
     """The settings of commits."""
 
@@ -92,7 +70,7 @@ class StoreFacts(_Facts, frozen=True):
 
     order_version: int
     server: ServerFacts
-    options: StoredOptions
+    options: dict[str, Any]  #: `ServerOptions` checks them
     commits: CommitSettings
     rule: dict[str, Any]  #: `from_config` checks it
     shapes: dict[str, tuple[str, Size, Positive]]
@@ -157,12 +135,14 @@ def read_facts(texts: Mapping[str, str], path: Path) -> dict[str, Any]:
         ValueError: a fact is missing, unknown, of a wrong type, out of range, or does not agree with another one.
         StoreError: an option has a value that servers no longer have.
     """
-    values = {name: json.loads(text) for name, text in texts.items()}
-    for name in values["options"].keys() - {*StoredOptions.__struct_fields__}:
-        if values["options"][name] is True:
+    facts = convert({name: json.loads(text) for name, text in texts.items()}, StoreFacts)
+    for name in facts.options.keys() - {*STORED_OPTIONS}:  # that only afflux 0.1.0 had
+        if facts.options.pop(name) is True:
             remedy = f"open it once with afflux 0.1.0 and {name}=False, and make a checkpoint"
             raise StoreError(f"[store] {path} has the option {name}=True, which servers no longer have: {remedy}")
-    facts = convert(values, StoreFacts)
+    server = facts.server
+    sizes: Any = {"num_clients": server.num_clients, "dtype": server.dtype, "slot_dtype": server.slot_dtype}
+    ServerOptions(**sizes, **facts.options)  # raises an AffluxError, which is a ValueError
     _check_shapes(facts)
     plain: dict[str, Any] = to_builtins(facts)
     return plain
@@ -180,7 +160,7 @@ def _check_shapes(facts: StoreFacts) -> None:
     for part in stored_parts(server.d, cuts):
         arrays = {"params": (server.dtype, part.size), "arrivals": (STORED[server.slot_dtype], part.size)}
         arrays |= {f"rule_vector.{name}": (server.dtype, part.size) for name in server.rule_vectors}
-        if facts.options.accumulate:
+        if facts.options["accumulate"]:
             arrays["total"] = "float64", part.size
         if codec is not None:
             arrays |= {"sum": ("float64", part.size), "rows": (codec.row_dtype, codec.row_size(part.size))}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from sys import float_info
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ from afflux.aggregation.admission import Admission
 from afflux.aggregation.cache.table import RowMoves, SlotCounts
 from afflux.aggregation.checkpoint import Saved, scalar_facts
 from afflux.aggregation.local_plane import LocalPlane
-from afflux.aggregation.options import REPLACEABLE, Durability
+from afflux.aggregation.options import COMMITS, REPLACEABLE, Durability, ServerOptions
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Opened, Pulled
 from afflux.aggregation.round import Round
@@ -45,10 +45,8 @@ from afflux.store.metadata import INDEX, damage_as_store_error, folder_of
 from afflux.store.segments import Place
 from afflux.store.sharded_vectors import open_vectors
 from afflux.store.stored_rule import StoredRule
-from afflux.store.stored_state import GrowingLists, layout_of, state_of, stored_arrival
+from afflux.store.stored_state import WrittenLists, layout_of, list_updates, state_of, stored_arrival
 from afflux.store.stored_vectors import SweptVectors, retained_places
-
-CommitEvery = int | Literal["as before"] | None
 
 _LOGGER = logging.getLogger("afflux")
 
@@ -71,8 +69,6 @@ class Store:
         self,
         path: Path,
         num_threads: int,
-        durability: Durability | None = None,
-        commit_every: CommitEvery = "as before",
         plane: DataPlane | None = None,
         *,
         new: bool = False,
@@ -80,9 +76,8 @@ class Store:
         """Open the store that `create_store` has made, for a server whose vectors are in `plane`, by default one like
         `LocalPlane()`.
 
-        On the host, the server's vectors are the slots of the store; on a GPU, they are copies of the last commit. The
-        next commit stores durability and commit_every. If a `new` store cannot be opened and has no commit, its
-        contents are removed.
+        On the host, the server's vectors are the slots of the store; on a GPU, they are copies of the last commit. If a
+        `new` store cannot be opened and has no commit, its contents are removed.
 
         Raises:
             StoreError: another process has the folder open, the store is damaged or of another format, or the plane
@@ -99,29 +94,19 @@ class Store:
             self._index = Index(path / INDEX)
             undo.callback(self._index.close)
             with damage_as_store_error(path):
-                self._read(num_threads, durability, commit_every, LocalPlane() if plane is None else plane)
+                self._read(num_threads, LocalPlane() if plane is None else plane)
             undo.pop_all()
 
-    def _read(
-        self, num_threads: int, durability: Durability | None, commit_every: CommitEvery, plane: DataPlane
-    ) -> None:
+    def _read(self, num_threads: int, plane: DataPlane) -> None:
         path, facts = self.path, self._index.facts()
         self.facts: dict[str, Any] = facts["server"]  #: the facts with which a server must agree
-        self.options: dict[str, Any] = facts["options"]  #: the options of the server
         self.committed = self._index.committed(facts)
         #: The rule, the options, durability and commit_every of the last commit.
         self._stored_settings: dict[str, Any] = {name: facts[name] for name in ("rule", "commits", "options")}
-        before = facts["commits"]
-        self.commit_every: int | None = before["commit_every"] if commit_every == "as before" else commit_every
-        self.durability: Durability = durability or before["durability"]  #: of later commits
-        self._power = self.durability == "power"
-        self._commits = {"durability": self.durability, "commit_every": self.commit_every}
+        self._use(facts["options"] | facts["commits"])
         self._rule = StoredRule(path, facts["rule"], self.facts)
-        self._index.sync_commits(self._power)
         self.vectors = open_vectors(path, facts, self.committed, plane, num_threads)
-        if self._power and self.committed is not None and self.committed.meta["durability"] != "power":
-            self.vectors.flush_all()  # the commits so far were not flushed
-        self._lists = GrowingLists()
+        self._lists: WrittenLists = {}
         self._largest_row: float = 0.0 if self.committed is None else self.committed.meta["largest_row"]
         self._checkpoint = _Checkpoint(None, [], {})
         if (last := self.committed) is not None:
@@ -137,14 +122,24 @@ class Store:
         counts, memory = SlotCounts(count, high, tuple(free)), self.vectors.rows(codec)
         return DiskCache(memory, self.facts["num_clients"], self.options["seed"], counts, self._index)
 
-    def replace_options(self, options: Mapping[str, Any], version: int) -> None:
-        """Replace the options that `REPLACEABLE` names, and log what changes from this version on."""
-        self.options = {**self.options, **{name: options[name] for name in REPLACEABLE if name in options}}
-        stored = self._stored_settings
-        before, now = stored["options"] | stored["commits"], self.options | self._commits
-        changes = [f"{name} is {now[name]!r}, not {before[name]!r}" for name in now if now[name] != before[name]]
+    def _use(self, options: dict[str, Any]) -> None:
+        """Use these options for later commits."""
+        self.options = options  #: of the server
+        self.durability: Durability = options["durability"]
+        self.commit_every: int | None = options["commit_every"]
+        self._power = self.durability == "power"
+        self._index.sync_commits(self._power)
+
+    def replace_options(self, options: ServerOptions) -> None:
+        """Replace the options that `Server.open` may replace. Log what changes from the next version on."""
+        before = self.options
+        self._use({**before, **{name: getattr(options, name) for name in (*REPLACEABLE, *COMMITS)}})
+        if self._power and self.committed is not None and self.committed.meta["durability"] != "power":
+            self.vectors.flush_all()  # the commits so far were not flushed
+        new = {name: value for name, value in self.options.items() if value != before[name]}
+        changes = [f"{name} is {value!r}, not {before[name]!r}" for name, value in new.items()]
         if changes:
-            _LOGGER.warning("[open] %s: from version %d on, %s", self.path, version, "; ".join(changes))
+            _LOGGER.warning("[open] %s: from version %d on, %s", self.path, self.version, "; ".join(changes))
 
     @property
     def notes(self) -> str | None:
@@ -271,13 +266,15 @@ class Store:
         if counts is not None:
             meta["rows"] = counts.clients, counts.high, [*counts.free, *counts.retired]
         retained = {f"params:{version}": place for version, place in kept.places.items()}
-        lists, written = self._lists.updates(state)
-        settings = {"rule": self._rule.config(state.rule), "commits": self._commits, "options": self.options}
+        lists, written = list_updates(state, self._lists)
+        options = {name: value for name, value in self.options.items() if name not in COMMITS}
+        commits = {name: self.options[name] for name in COMMITS}
+        settings = {"rule": self._rule.config(state.rule), "commits": commits, "options": options}
 
         def after_commit() -> None:
             self._stored_settings = settings
             self.vectors.set_committed(places, [now.params, *(model.params for model in kept.retained)])
-            self._lists.set_committed(written)
+            self._lists = written
             self._checkpoint = kept
             if checkpoint is not None and self.rows is not None and counts is not None:
                 self.rows.set_committed(counts)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,40 +16,29 @@ from afflux.store.index import CommittedState
 from afflux.store.index_entries import ListUpdate, StoredArrival
 from afflux.store.segments import Place
 
-
-class WrittenList(NamedTuple):
-    """The committed part of a list."""
-
-    entries: object  #: the list
-    fixed: int  #: the number of entries that are committed and never change
+#: For each growing list, the list, and the number of its entries that are committed and never change.
+WrittenLists = dict[str, tuple[list[Any], int]]
 
 
-class GrowingLists:
-    """The log, the tasks and the clients of a pass; a commit writes their new entries."""
+def list_updates(state: ServerState, before: WrittenLists) -> tuple[dict[str, ListUpdate], WrittenLists]:
+    """Return the updates of the log, the tasks and the clients of a pass that a commit of this state writes.
 
-    def __init__(self) -> None:
-        self._written: dict[str, WrittenList] = {}
-
-    def updates(self, state: ServerState) -> tuple[dict[str, ListUpdate], dict[str, WrittenList]]:
-        """Return the updates that a commit of this state writes, and the argument of `set_committed` after it."""
-        lists: dict[str, tuple[list[Any], Callable[[Any], Any], int, int]] = {
-            "tasks": (state.task_events, log_record, state.events, 0)
-        }
-        if state.log is not None:
-            lists["log"] = state.log, log_record, state.logged, 0
-        if state.passes is not None:  # a discard removes the clients in the buffer from this list again
-            lists["passed"] = state.passes.order, lambda client_id: client_id, state.passes.entered, state.filled
-        updates, written = dict[str, ListUpdate](), dict[str, WrittenList]()
-        for name, (entries, record_of, count, open_) in lists.items():
-            before = self._written.get(name)
-            start = before.fixed if before is not None and before.entries is entries else 0
-            updates[name] = ListUpdate(start, [record_of(entry) for entry in entries[start:count]])
-            written[name] = WrittenList(entries, count - open_)
-        return updates, written
-
-    def set_committed(self, written: dict[str, WrittenList]) -> None:
-        """Record that these entries are committed."""
-        self._written = written
+    `before` is the second result of the last commit's call.
+    """
+    lists: dict[str, tuple[list[Any], Callable[[Any], Any], int, int]] = {
+        "tasks": (state.task_events, log_record, state.events, 0)
+    }
+    if state.log is not None:
+        lists["log"] = state.log, log_record, state.logged, 0
+    if state.passes is not None:  # a discard removes the clients in the buffer from this list again
+        lists["passed"] = state.passes.order, lambda client_id: client_id, state.passes.entered, state.filled
+    updates, written = dict[str, ListUpdate](), WrittenLists()
+    for name, (entries, record_of, count, open_) in lists.items():
+        old_entries, fixed = before.get(name, ([], 0))
+        start = fixed if old_entries is entries else 0
+        updates[name] = ListUpdate(start, [record_of(entry) for entry in entries[start:count]])
+        written[name] = entries, count - open_
+    return updates, written
 
 
 def layout_of(path: Path, server: Mapping[str, Any], buffers: bytes | None) -> Layout | None:
