@@ -7,7 +7,7 @@ import numpy as np
 from afflux import ops
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.table import NO_SLOTS, RowTable
-from afflux.aggregation.limits import Limits
+from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.round import RoundStart, decide_round
 from afflux.aggregation.streaming import term_of
@@ -34,7 +34,7 @@ def arrival(client, slot, join, version=3, norm=1.0):
 
 def decide(rule, arrivals, plane=None, rows=None):
     scalars = MappingProxyType(dict(rule.needs.scalars))
-    limits = Limits.of("float32", None, None)
+    limits = ServerOptions().limits
     vectors = {name: f"the {name}" for name in rule.rule_vectors}
     start = RoundStart(Pulled(None, 3), vectors, rows, scalars, (), False, 40, limits, (), None)
     return decide_round(rule, start, arrivals, plane)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import oracle
-from afflux import AffluxError, Calibrate, Layout, Rule, Server, ops, replay
+from afflux import AffluxError, Calibrate, Layout, Rule, Server, ServerOptions, ops, replay
 from afflux._engine import STEP_KINDS
 from afflux.aggregation import round as rounds
-from afflux.aggregation.limits import MAX_ABS, Limits
+from afflux.aggregation.limits import MAX_ABS
 from afflux.ops import Step
 from afflux.rules import RULES, ca2fl, fadas, fedadam, fedasync, fedbuff, wkafl
 from afflux.rules.optimizers import REACH, Adagrad
@@ -168,7 +168,7 @@ def test_numbers_of_a_rule_with_which_the_limit_could_overflow(rule, options):
 def test_every_kind_of_step_has_a_bound_and_one_without_is_an_error():
     assert REACH.keys() == STEP_KINDS.keys()
     with pytest.raises(AffluxError, match=r"\[fedbuff\] step gave the kind 'new', must be one of sgd, assign, "):
-        Limits.of("float32", None, None).check_step(fedbuff(), Step("new"), 1.0, [0.5])
+        ServerOptions().limits.check_step(fedbuff(), Step("new"), 1.0, [0.5])
 
 
 @pytest.mark.parametrize("kind", STEP_KINDS)

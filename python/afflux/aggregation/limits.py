@@ -2,12 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
-
-import numpy as np
 
 from afflux import ops
-from afflux.arrays.interop import rounded_to
 from afflux.ops.errors import AffluxError
 from afflux.rules.optimizers import REACH
 from afflux.rules.rule import Rule
@@ -36,21 +32,6 @@ class Limits:
     max_norm: float  #: the largest accepted Euclidean norm; infinite: no limit
     largest: float  #: the largest finite number of the dtype of params
     clip_norms: float | None = None  #: the multiple of the median norm beyond which weights are reduced; None: no limit
-
-    @classmethod
-    def of(
-        cls,
-        dtype: str,
-        max_abs: float | None,
-        max_norm: float | None,
-        clip_norms: float | None = None,
-        slot_dtype: str | None = None,
-    ) -> "Limits":
-        """Return the limits that `ServerOptions` set. A value of max_abs is accepted, also if a slot rounds it up."""
-        most = max_abs or MAX_ABS[dtype]
-        rounded = rounded_to(slot_dtype or dtype, most)
-        most = max(most, rounded) if rounded < inf else most
-        return cls(most, max_norm or inf, float(np.finfo(dtype).max), clip_norms)
 
     def allow(self, low: float, high: float, norm: float) -> bool:
         """Return whether a finite vector with this least and largest element and this norm is within the limits."""

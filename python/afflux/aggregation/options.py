@@ -6,12 +6,14 @@ options that depend on it. Both raise before any memory is allocated.
 
 import sys
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from typing import Any, Literal, Self, TypedDict
 
 import numpy as np
 
 from afflux import ops
-from afflux.aggregation.limits import MOST_MAX_ABS, Limits
+from afflux.aggregation.limits import MAX_ABS, MOST_MAX_ABS, Limits
+from afflux.arrays.interop import rounded_to
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
@@ -222,8 +224,11 @@ class ServerOptions:
 
     @property
     def limits(self) -> Limits:
-        """The limits on pushed vectors."""
-        return Limits.of(self.dtype, self.max_abs, self.max_norm, self.clip_norms, self.slots_as)
+        """The limits on pushed vectors. A value of max_abs is accepted, also if a slot rounds it up."""
+        most = self.max_abs or MAX_ABS[self.dtype]
+        rounded = rounded_to(self.slots_as, most)
+        most = max(most, rounded) if rounded < inf else most
+        return Limits(most, self.max_norm or inf, float(np.finfo(self.dtype).max), self.clip_norms)
 
     @property
     def slots_as(self) -> SlotType:
