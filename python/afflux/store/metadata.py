@@ -218,29 +218,16 @@ def read_slots(folder: Path, expected: Shape, last: int = -1) -> int:
         meta = json.loads(_read(path))
         per_segment, width = meta["chunk_grid"]["configuration"]["chunk_shape"]
         shape = Shape(meta["data_type"], int(width), int(per_segment))
-        is_afflux = _is_ours(meta, shape)
         slots = int(meta["shape"][0])
-    if not is_afflux:
-        problem = "it has no layout of afflux"
-    elif shape != expected:
+    if shape != expected:
         problem = f"it has {shape}, and the index {expected}"
+    elif {**meta, "attributes": {}} != _array_metadata(expected, slots):  # attributes may be those of a user
+        problem = "it has no layout of afflux"
     elif slots <= last:
         problem = f"it has {slots} slots, and slot {last} is in use"
     else:
         return slots
     raise LostMetadataError(f"{path} is damaged: {problem}", path)
-
-
-def _is_ours(meta: Any, shape: Shape) -> bool:
-    """Return whether Zarr finds the slots through these metadata."""
-    keys, endian = meta["chunk_key_encoding"], meta["codecs"][0].get("configuration", {}).get("endian", "little")
-    return (
-        (meta["zarr_format"], meta["node_type"], meta["chunk_grid"]["name"]) == (3, "array", "regular")
-        and (keys["name"], keys.get("configuration", {}).get("separator", "/")) == ("default", "/")
-        and ([codec["name"] for codec in meta["codecs"]], endian) == (["bytes"], "little")
-        and (shape.dtype in _DTYPES and shape.width > 0 and shape.per_segment > 0)
-        and meta["shape"][1:] == [shape.width]
-    )
 
 
 def check_group(store: Path) -> None:
