@@ -105,11 +105,11 @@ def files(path):
 @pytest.mark.parametrize("name", ["params", "rows"])
 def test_a_damaged_store_is_refused_and_stays(name, store):
     with locked_reader(store) as reader:
-        slot = reader.committed.vectors["params"].slot if name == "params" else next(iter(reader.rows()))[1].slot
+        place = reader.committed.vectors["params"] if name == "params" else next(reader.index.rows_by_slot())[1]
         array = reader.segments[name]
-        vector = array.array(slot)
+        vector = array.array(place.slot)
         vector.view(np.uint8)[-1] ^= 1
-        array.write(slot, vector)
+        array.write(place.slot, vector)
     before = files(store)
     with pytest.raises(StoreError, match="only a backup" if name == "params" else "client .*row is damaged"):
         afflux.store.reshard(store, 2)

@@ -190,7 +190,7 @@ def spoil(path):
     """Write over each slot that the last commit does not name: sweeps are torn there."""
     rng = np.random.default_rng(0)
     with locked_reader(path) as store:
-        named = {"rows": {place.slot for _, place in store.rows()} if store.codec else set()}
+        named = {"rows": {place.slot for _, place in store.index.rows_by_slot()} if store.codec else set()}
         for name, place in store.committed.vectors.items():
             named.setdefault(name.partition(":")[0], set()).add(place.slot)
         named["arrivals"] = {each.place.slot for each in store.committed.arrivals if each.place}
@@ -357,7 +357,7 @@ def test_damage_in_a_shard_is_found_and_repaired_where_that_is_possible(shard, t
             push(server)
         rows = {client: bytes(server.rows.encoded(client)) for client in server.rows.client_ids}
     with locked_reader(path) as store:
-        (client, place), *_ = store.rows()
+        (client, place), *_ = store.index.rows_by_slot()
         vectors, (arrival,) = store.committed.vectors, store.committed.arrivals
     folder = spoiled(path, "rows", place.slot, shard)
     spoiled(path, "sum", vectors["sum"].slot, shard)

@@ -52,8 +52,7 @@ class Saved:
     """A checked state."""
 
     state: ServerState  #: the saved arrays are in the place of its vectors
-    added: int  #: number of arrivals in the total: the first ones of the buffer, which have no slots
-    raw: list[float]  #: their raw weights
+    raw: list[float]  #: the raw weights of arrivals in the total: the first ones of the buffer, which have no slots
     total: Float64 | None  #: the state's array, if arrivals are in it
 
 
@@ -210,7 +209,7 @@ class _Loader:
             norms=self._norms(),
         )
         total = self._array("total", "float64", shape) if self._added else None
-        return Saved(state, self._added, self._raw(), total)
+        return Saved(state, self._raw(), total)
 
     def _array(self, name: str, dtype: str, shape: tuple[int, ...], finite_rows: HostArray | None = None) -> HostArray:
         """Return the array of this name. Its values must be finite; with `finite_rows`, only in those rows."""

@@ -4,7 +4,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache
@@ -59,10 +58,3 @@ class ServerState(Struct, frozen=True, eq=False):
     def terms(self) -> list[Term]:
         """The terms of the arrivals in the buffer, all added, if the server accumulates."""
         return [arrival.slot for arrival in self.waiting if isinstance(arrival.slot, Term)]
-
-
-def after(state: ServerState, current: Pulled, rule_vectors: NamedVectors, done: Round) -> ServerState:
-    """Return the state after a round, with its version and its rule vectors."""
-    return replace(
-        state, current=current, round=None, scalars=done.scalars, rule_vectors=rule_vectors, norms=done.norms
-    )

@@ -172,17 +172,13 @@ def load_store(
     store.vectors.use(plane)
     if isinstance(plane, LocalPlane) and plane.gpu is not None:  # without the initial version of this server
         plane.use_versions(None)
-    committed_version = store.vectors.committed_version
-    last = Pulled(committed_version(), store.version, store.buffers)
+    last = store.committed_version()
     now = _on_device(last, aggregator)
     admission.load(structs.replace(admission.state, current=now, rows=store.rows, log=[]))
     saved = store.load(facts_of(aggregator, store.layout, options), admission)
     _prepare_next_rule(saved, aggregator, options)
     arrivals = arrivals_of(saved, aggregator)
-    older = [
-        last if store.is_newest(version) else Pulled(committed_version(), version, buffers)
-        for version, buffers in store.retained_buffers.items()
-    ]
+    older = store.retained_versions(last)
     retained = {held.version: now if held is last else _on_device(held, aggregator) for held in older}
     state = store.attach(structs.replace(saved.state, current=now, waiting=arrivals), last.params, older)
     admission.load(state)
@@ -274,9 +270,9 @@ def arrivals_of(
         AffluxError: the server cannot hold these arrivals.
     """
     take = take or aggregator.plane.reserve
-    if saved.added and not aggregator.accumulate:
+    if len(saved.raw) and not aggregator.accumulate:
         raise AffluxError(
-            f"[load_state_dict] {saved.added} arrivals wait as one sum in the state, and accumulate=False needs the "
+            f"[load_state_dict] {len(saved.raw)} arrivals wait as one sum in the state, and accumulate=False needs the "
             "vectors: load it with accumulate=True, or save it after a flush() or discard()"
         )
     if aggregator.accumulate:
@@ -288,7 +284,7 @@ def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot |
     """Return the arrivals for a server that accumulates. A buffered state's vectors are added, through one slot."""
     total, arrivals, slot = [aggregator.plane.total(saved.total)], list(saved.state.waiting), None
     for place, arrival in enumerate(arrivals):
-        if place >= saved.added:
+        if place >= len(saved.raw):
             slot = take() if slot is None else slot
             arrival = _filled(slot, arrival, aggregator)
             if arrival.norm * arrival.norm > MOST_SQUARES:
@@ -298,12 +294,12 @@ def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot |
                 )
         known = (arrival.staleness, arrival.num_examples, arrival.norm, arrival.facts)
         term = term_of(saved.state.rule, total, place, known, slot)
-        if place < saved.added and term.weight != saved.raw[place]:
+        if place < len(saved.raw) and term.weight != saved.raw[place]:
             raise AffluxError(
                 f"[load_state_dict] client {brief(arrival.client_id)} is in the sum with the raw weight "
                 f"{saved.raw[place]}, and this rule gives it {term.weight}: save the state after a flush() or discard()"
             )
-        if place >= saved.added:
+        if place >= len(saved.raw):
             term.add(aggregator.plane)
         arrivals[place] = arrival._replace(slot=term)
     return arrivals

@@ -3,7 +3,7 @@
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from afflux._engine import ORDER_VERSION
 from afflux.aggregation.options import codec_of
-from afflux.ops.codecs import Codec
 from afflux.ops.errors import StoreError, UnavailableError
 from afflux.ops.validation import brief
 from afflux.rules.rule import Rule
@@ -21,8 +20,8 @@ from afflux.store.constants_file import write_constants
 from afflux.store.files import reason, try_open_files
 from afflux.store.index import Index
 from afflux.store.lock import LOCK, locked
-from afflux.store.metadata import INDEX, NAME, Shape, make_arrays, shapes_of, sync
-from afflux.store.shards import stored_parts
+from afflux.store.metadata import INDEX, NAME, make_arrays, sync
+from afflux.store.shards import shapes_in
 from afflux.store.stored_rule import warn_of_own_parts
 
 #: More files than a new store has open, and than its removal opens if it cannot be made.
@@ -79,24 +78,6 @@ def create_store(
     except OSError as error:
         raise StoreError(f"[Server] store: cannot make {path}: {reason(error)}") from None
     warn_of_own_parts(path, rule.to_config())
-
-
-def shapes_in(
-    server: Mapping[str, Any],
-    options: Mapping[str, Any],
-    cuts: Sequence[int],
-    rule_vectors: Iterable[str],
-    buffer_size: int,
-    codec: Codec | None,
-) -> dict[str, Shape]:
-    """Return the shapes of the arrays of a store with these facts, by folder."""
-    server_facts = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
-    vectors = rule_vectors, buffer_size, codec
-    return {
-        f"{part.folder}{name}": shape
-        for part in stored_parts(server["d"], cuts)
-        for name, shape in shapes_of(*vectors, part.size, **server_facts, accumulate=options["accumulate"]).items()
-    }
 
 
 @contextmanager

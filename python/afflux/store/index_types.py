@@ -13,14 +13,13 @@ import msgspec
 from msgspec import Meta, Struct, convert, to_builtins
 
 from afflux._engine import ORDER_VERSION
-from afflux.aggregation.checkpoint import STORED
 from afflux.aggregation.clipping import WINDOW
 from afflux.aggregation.options import STORED_OPTIONS, ServerOptions
 from afflux.aggregation.sharded_plane import superblocks
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
-from afflux.store.metadata import MOST_WAITING, NAME, Shape, is_sound, slot_width
-from afflux.store.shards import stored_parts
+from afflux.store.metadata import MOST_WAITING, NAME, Shape, is_sound
+from afflux.store.shards import shapes_in
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -156,21 +155,14 @@ def _check_shapes(facts: StoreFacts) -> None:
         raise ValueError(f"shards of {server.d} elements begin with the superblocks {cuts[:100]}")
     if codec is not None and server.num_clients is None:
         raise ValueError("rows are kept, and num_clients is None")
-    expected = dict[str, tuple[str, int]]()
-    for part in stored_parts(server.d, cuts):
-        arrays = {"params": (server.dtype, part.size), "arrivals": (STORED[server.slot_dtype], part.size)}
-        arrays |= {f"rule_vector.{name}": (server.dtype, part.size) for name in server.rule_vectors}
-        if facts.options["accumulate"]:
-            arrays["total"] = "float64", part.size
-        if codec is not None:
-            arrays |= {"sum": ("float64", part.size), "rows": (codec.row_dtype, codec.row_size(part.size))}
-        expected |= {f"{part.folder}{name}": array for name, array in arrays.items()}
+    # The number of slots in a segment, which depends on the buffer_size of the first rule, is not compared.
+    expected = shapes_in(to_builtins(server), facts.options, cuts, server.rule_vectors, 1, codec)
     if set(facts.shapes) != set(expected):
         raise ValueError(f"the arrays are {sorted(facts.shapes)}, must be {sorted(expected)}")
-    for name, (dtype, size) in expected.items():
+    for name, (dtype, width, _) in expected.items():
         shape, slots = Shape(*facts.shapes[name]), MOST_WAITING + (server.num_clients or 0)
-        if (shape.dtype, shape.width) != (dtype, slot_width(dtype, size)) or not is_sound(shape, slots):
-            raise ValueError(f"the array {name} has {shape}, for {size} elements of {dtype}")
+        if (shape.dtype, shape.width) != (dtype, width) or not is_sound(shape, slots):
+            raise ValueError(f"the array {name} has {shape}, for slots of {width} {dtype}")
 
 
 def read_state(meta: str, facts: Mapping[str, Any], vectors: Collection[str]) -> dict[str, Any]:

@@ -306,13 +306,12 @@ def _replaced(out: Path) -> Iterator[Path]:
     """Yield a temporary file for writing. It replaces `out` at the end of the block."""
     new = out.with_name(out.name + ".new")
     try:
-        try:
-            yield new
-            new.replace(out)
-        finally:
-            new.unlink(missing_ok=True)
+        yield new
+        new.replace(out)
     except OSError as error:
         raise StoreError(f"[export] cannot write {out}: {reason(error)}") from None
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _stream(file: IO[bytes], array: _Array) -> None:

@@ -12,7 +12,6 @@ from afflux.aggregation.cache.rows import decoded
 from afflux.aggregation.sharded_rows import whole_row
 from afflux.ops.codecs import named
 from afflux.ops.errors import StoreError
-from afflux.rules.rule import ClientId
 from afflux.store.checksums import damage, raise_if_damaged, row_crc
 from afflux.store.files import UnreadableError, refuse_irregular
 from afflux.store.index import Index
@@ -122,10 +121,6 @@ class StoreReader:
     def clients(self) -> int:
         """The number of clients that have a row."""
         return int(self.committed.meta["rows"][0]) if self.codec is not None else 0
-
-    def rows(self) -> Iterator[tuple[ClientId, Place]]:
-        """Return the clients that have a row, and the places of their rows, in the order of the slots."""
-        return self.index.rows_by_slot()
 
     def sound_row(self, place: Place) -> Row | None:
         """Return the encoded row in a slot; None if the row is missing, or does not match its checksum.

@@ -112,7 +112,7 @@ class _Examination:
         slots, ranks = np.zeros(high, bool), np.zeros(count, bool)
         slots[free] = True
         try:
-            for client_id, place in store.rows():
+            for client_id, place in store.index.rows_by_slot():
                 self._read(store.row_bytes)
                 if not (0 <= place.slot < high and 0 <= place.rank < count) or slots[place.slot] or ranks[place.rank]:
                     self.index.append(f"{store.index.path}: client {brief(client_id)}'s row has a place that cannot be")

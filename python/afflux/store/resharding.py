@@ -18,7 +18,6 @@ from afflux.ops.errors import StoreError
 from afflux.ops.validation import brief
 from afflux.store.checksums import row_crc
 from afflux.store.constants_file import CONSTANTS
-from afflux.store.creation import shapes_in
 from afflux.store.files import reason
 from afflux.store.index_entries import fact_entries, guarded_crc, key_of
 from afflux.store.lock import locked
@@ -26,7 +25,7 @@ from afflux.store.metadata import BACKUP, INDEX, Shape, folder_of, make_arrays, 
 from afflux.store.reader import StoreReader, locked_reader
 from afflux.store.schema import FORMAT, FORMAT_OF_SHARDS
 from afflux.store.segments import Place, Row, Segments
-from afflux.store.shards import stored_parts
+from afflux.store.shards import shapes_in, stored_parts
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _BLOCK = 4096  #: bytes of a folder, or of a small file
@@ -156,7 +155,7 @@ class _Copy:
         store, codec = self._store, self._store.codec
         if codec is None:
             return
-        for client_id, place in store.rows():
+        for client_id, place in store.index.rows_by_slot():
             row = store.sound_row(place)
             if row is None:
                 raise StoreError(f"[reshard] client {brief(client_id)}'s row is damaged: repair {store.path} first")

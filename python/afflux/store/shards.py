@@ -3,12 +3,13 @@
 The slots of a vector have the same number in all parts, and its checksums are those of the parts one after the other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from afflux._engine import SUPERBLOCK
 from afflux.aggregation.sharded_plane import parts_of
 from afflux.ops.codecs import Codec
+from afflux.store.metadata import Shape, shapes_of
 from afflux.store.segments import Place
 
 #: The bytes of a checksum.
@@ -42,6 +43,24 @@ def stored_parts(size: int, cuts: Sequence[int]) -> list[StoredPart]:
         StoredPart(f"shard-{part.shard}/{part.first}/", begins[i], begins[i + 1] - begins[i], i, i + 1 == len(parts))
         for i, part in enumerate(parts)
     ]
+
+
+def shapes_in(
+    server: Mapping[str, Any],
+    options: Mapping[str, Any],
+    cuts: Sequence[int],
+    rule_vectors: Iterable[str],
+    buffer_size: int,
+    codec: Codec | None,
+) -> dict[str, Shape]:
+    """Return the shapes of the arrays of a store with these facts, by folder."""
+    server_facts = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
+    vectors = rule_vectors, buffer_size, codec
+    return {
+        f"{part.folder}{name}": shape
+        for part in stored_parts(server["d"], cuts)
+        for name, shape in shapes_of(*vectors, part.size, **server_facts, accumulate=options["accumulate"]).items()
+    }
 
 
 def parts_in(facts: Mapping[str, Any]) -> list[StoredPart]:

@@ -27,14 +27,14 @@ from afflux.aggregation.options import COMMITS, REPLACEABLE, Durability, ServerO
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Opened, Pulled
 from afflux.aggregation.round import Round
-from afflux.aggregation.state import ServerState, after
+from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import Term
 from afflux.arrays.devices import HOST
 from afflux.arrays.interop import frozen
 from afflux.arrays.layout import Layout
 from afflux.ops.codecs import Codec, named
 from afflux.ops.errors import AffluxError, StoreError
-from afflux.rules.rule import ClientId, Float64, Rule
+from afflux.rules.rule import ClientId, Rule
 from afflux.store.commits import Transaction
 from afflux.store.creation import remove_contents
 from afflux.store.disk_cache import DiskCache
@@ -44,7 +44,7 @@ from afflux.store.lock import Lock
 from afflux.store.metadata import INDEX, damage_as_store_error, folder_of
 from afflux.store.segments import Place
 from afflux.store.sharded_vectors import open_vectors
-from afflux.store.stored_rule import StoredRule
+from afflux.store.stored_rule import resolved_rule
 from afflux.store.stored_state import WrittenLists, layout_of, list_updates, state_of, stored_arrival
 from afflux.store.stored_vectors import SweptVectors, retained_places
 
@@ -104,7 +104,8 @@ class Store:
         #: The rule, the options, durability and commit_every of the last commit.
         self._stored_settings: dict[str, Any] = {name: facts[name] for name in ("rule", "commits", "options")}
         self._use(facts["options"] | facts["commits"])
-        self._rule = StoredRule(path, facts["rule"], self.facts)
+        self._rule_was_given = False
+        self._newest_rule: tuple[Rule | None, dict[str, Any]] = None, {}  # with its configuration
         self.vectors = open_vectors(path, facts, self.committed, plane, num_threads)
         self._lists: WrittenLists = {}
         self._largest_row: float = 0.0 if self.committed is None else self.committed.meta["largest_row"]
@@ -132,14 +133,15 @@ class Store:
 
     def replace_options(self, options: ServerOptions) -> None:
         """Replace the options that `Server.open` may replace. Log what changes from the next version on."""
-        before = self.options
+        before, last = self.options, self.committed
+        assert last is not None
         self._use({**before, **{name: getattr(options, name) for name in (*REPLACEABLE, *COMMITS)}})
-        if self._power and self.committed is not None and self.committed.meta["durability"] != "power":
+        if self._power and last.meta["durability"] != "power":
             self.vectors.flush_all()  # the commits so far were not flushed
         new = {name: value for name, value in self.options.items() if value != before[name]}
         changes = [f"{name} is {value!r}, not {before[name]!r}" for name, value in new.items()]
         if changes:
-            _LOGGER.warning("[open] %s: from version %d on, %s", self.path, self.version, "; ".join(changes))
+            _LOGGER.warning("[open] %s: from version %d on, %s", self.path, last.meta["version"], "; ".join(changes))
 
     @property
     def notes(self) -> str | None:
@@ -151,16 +153,12 @@ class Store:
         """The numbers of the versions that the caller has given as `keep`; other versions are retained for tasks."""
         return self._checkpoint.asked
 
-    @property
-    def version(self) -> int:
-        """The version of the last commit when the store was opened."""
-        return int(self.committed.meta["version"]) if self.committed else 0
-
-    @property
-    def buffers(self) -> Float64 | None:
-        """The model's buffers at the last commit when the store was opened."""
-        buffers = self.committed.buffers if self.committed else None
-        return None if buffers is None else np.frombuffer(buffers, np.float64)
+    def committed_version(self) -> Pulled:
+        """Return the version of the last commit when the store was opened."""
+        last = self.committed
+        assert last is not None
+        buffers = None if last.buffers is None else np.frombuffer(last.buffers, np.float64)
+        return Pulled(self.vectors.committed_version(), int(last.meta["version"]), buffers)
 
     @property
     def layout(self) -> Layout | None:
@@ -175,7 +173,8 @@ class Store:
         """
         if self.committed is None:
             raise StoreError(f"[open] {self.path} holds no server: the process that was making it has ended")
-        return self._rule.resolve(rule)
+        self._rule_was_given = rule is not None
+        return resolved_rule(self.path, rule, self._stored_settings["rule"], self.facts)
 
     def check(self) -> None:
         """Raise StoreError if a file has vanished or was truncated: reading it would end the process."""
@@ -199,7 +198,8 @@ class Store:
         version, state = swept.report.version, admission.decided_state
         if state is not None and self.commit_every is not None and version % self.commit_every == 0:
             current = Pulled(vectors.params, version, swept.buffers)
-            self._commit(after(state, current, vectors.rule_vectors, swept), swept.moves, vectors)
+            state = replace(state, current=current, round=None, rule_vectors=vectors.rule_vectors)
+            self._commit(replace(state, scalars=swept.scalars, norms=swept.norms), swept.moves, vectors)
             if (moves := swept.moves) is not None:
                 swept.moves = moves._replace(committed=True)
         swept.saved = True
@@ -269,7 +269,9 @@ class Store:
         lists, written = list_updates(state, self._lists)
         options = {name: value for name, value in self.options.items() if name not in COMMITS}
         commits = {name: self.options[name] for name in COMMITS}
-        settings = {"rule": self._rule.config(state.rule), "commits": commits, "options": options}
+        if self._newest_rule[0] is not state.rule:  # the configuration is made once for all commits with this rule
+            self._newest_rule = state.rule, state.rule.to_config()
+        settings = {"rule": self._newest_rule[1], "commits": commits, "options": options}
 
         def after_commit() -> None:
             self._stored_settings = settings
@@ -302,7 +304,7 @@ class Store:
         vectors = self.vectors.committed_vectors(last.vectors["params"])
         slots = self.vectors.stacked(arrival.place for arrival in last.arrivals if arrival.place is not None)
         state = state_of(self.facts, last, vectors, slots, log=self.options["log"])
-        if self._rule.was_given:  # it replaces both the rule in force and the waiting rule
+        if self._rule_was_given:  # it replaces both the rule in force and the waiting rule
             state["meta"]["next_rule"] = None
         return checkpoints.load(state, facts, admission)
 
@@ -327,19 +329,19 @@ class Store:
         self._checkpoint = self._checkpoint._replace(retained=retained)
         return replace(state, rule_vectors=rule_vectors, rows=self.rows)
 
-    @property
-    def retained_buffers(self) -> dict[int, Float64 | None]:
-        """The older versions that the last checkpoint has kept, in order, and the model's buffers of each."""
-        buffers = {} if self.committed is None else self.committed.meta["retained_buffers"]
-        return {
-            version: frozen(buffers[str(version)], np.float64) if str(version) in buffers else None
-            for version in sorted(self._checkpoint.places)
-        }
+    def retained_versions(self, newest: Pulled) -> list[Pulled]:
+        """Return the older versions that the last checkpoint has kept, in order; `newest` is that of the last commit.
 
-    def is_newest(self, version: int) -> bool:
-        """Return whether a kept version is the newest one, in the same slot."""
-        last = self.committed
-        return last is not None and self._checkpoint.places[version].slot == last.vectors["params"].slot
+        The newest one may also be kept, in the same slot.
+        """
+        last, versions = self.committed, list[Pulled]()
+        assert last is not None
+        for version, place in self._checkpoint.places.items():
+            buffers = last.meta["retained_buffers"].get(str(version))
+            buffers = None if buffers is None else frozen(buffers, np.float64)
+            is_newest = place.slot == last.vectors["params"].slot
+            versions.append(newest if is_newest else Pulled(self.vectors.committed_version(), version, buffers))
+        return versions
 
     def close(self, *, detach: bool = False) -> None:
         """Close all files and release the lock. With `detach`, versions that are still in use do not change.

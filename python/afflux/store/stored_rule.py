@@ -32,55 +32,36 @@ def warn_of_own_parts(path: Path, config: Mapping[str, Any]) -> None:
         _LOGGER.warning("[Server] store: %s: Server.open(path, rule) will need the rule: %s", path, why)
 
 
-class StoredRule:
-    """The rule of a store.
+def resolved_rule(path: Path, rule: Rule | None, config: Mapping[str, Any], facts: Mapping[str, Any]) -> Rule:
+    """Return the rule of an opened server: `rule`, or else that of the last commit, which has this configuration.
 
     Args:
         path: the store's folder, for messages.
+        rule: the argument of `Server.open`.
         config: the configuration of the rule of the last commit.
         facts: the facts with which a server must agree.
+
+    Raises:
+        StoreError: the rule does not fit the store, or the stored one has a part that must be given.
     """
-
-    def __init__(self, path: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        self._path = path
-        self._config = config
-        self._facts = facts
-        self._newest: tuple[Rule, dict[str, Any]] | None = None
-        self.was_given = False  #: whether `resolve` was given a rule
-
-    def resolve(self, rule: Rule | None) -> Rule:
-        """Return the rule of the opened server: `rule`, or else that of the last commit.
-
-        Raises:
-            StoreError: the rule does not fit the store, or the stored one has a part that must be given.
-        """
-        self.was_given = rule is not None
-        try:
-            rule = from_config(self._config) if rule is None else rule
-        except AffluxError as error:
-            raise StoreError(
-                f"[open] {self._path} holds a server whose rule must be given: {error}. A part that is registered is "
-                "known after the import of the module that registers it"
-            ) from None
-        codec = codec_of(rule, self._facts["slot_dtype"])
-        expected = {
-            "rule": rule.name,
-            "kind": rule.kind,
-            "rule_vectors": list(rule.rule_vectors),
-            "codec": None if codec is None else codec.name,
-        }
-        for name, value in expected.items():
-            if self._facts[name] != value:
-                raise StoreError(
-                    f"[open] {self._path} holds a server whose {name} is {self._facts[name]!r}, not {value!r}"
-                )
-        changes = [*_changes(self._config, rule.to_config())] if self.was_given else []
-        if changes:
-            _LOGGER.warning("[open] %s: the rule that was given changes %s", self._path, "; ".join(changes))
-        return rule
-
-    def config(self, rule: Rule) -> dict[str, Any]:
-        """Return the configuration of a rule, which is made once for all commits with this rule."""
-        if self._newest is None or self._newest[0] is not rule:
-            self._newest = rule, rule.to_config()
-        return self._newest[1]
+    try:
+        opened_rule = from_config(config) if rule is None else rule
+    except AffluxError as error:
+        raise StoreError(
+            f"[open] {path} holds a server whose rule must be given: {error}. A part that is registered is "
+            "known after the import of the module that registers it"
+        ) from None
+    codec = codec_of(opened_rule, facts["slot_dtype"])
+    expected = {
+        "rule": opened_rule.name,
+        "kind": opened_rule.kind,
+        "rule_vectors": list(opened_rule.rule_vectors),
+        "codec": None if codec is None else codec.name,
+    }
+    for name, value in expected.items():
+        if facts[name] != value:
+            raise StoreError(f"[open] {path} holds a server whose {name} is {facts[name]!r}, not {value!r}")
+    changes = [*_changes(config, rule.to_config())] if rule is not None else []
+    if changes:
+        _LOGGER.warning("[open] %s: the rule that was given changes %s", path, "; ".join(changes))
+    return opened_rule
