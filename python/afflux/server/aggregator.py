@@ -54,14 +54,13 @@ class Aggregator(Monitor[Round]):
         plane: DataPlane,
         options: ServerOptions,
         admission: Admission,
-        max_slots: int,
         on_step: OnStep | None,
         norm_watch: NormWatch | None = None,
     ) -> None:
         super().__init__(admission.mutex)
         self.plane, self.alone = plane, plane.alone
         self.admission = admission
-        self.max_slots, self.max_versions = max_slots, options.max_versions
+        self.max_slots, self.max_versions = options.slots_of(admission.rule), options.max_versions
         self.accumulate, self.records_faults = options.accumulate, options.faults == "record"
         self.slot_bytes = ITEM_BYTES[options.slots_as] * plane.size
         self.norm_watch = norm_watch

@@ -80,4 +80,4 @@ def assemble(
     admission.averaged = None if adapter.layout is None else adapter.layout.averaged_size
     watched = len(rule.states) > 1 and options.clip_norms is None  # a second moment; a velocity is a first one
     watch = NormWatch() if watched and why_unclipped(rule, accumulate=options.accumulate) is None else None
-    return Aggregator(plane, options, admission, max_slots, on_step, watch)
+    return Aggregator(plane, options, admission, on_step, watch)

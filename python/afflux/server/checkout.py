@@ -144,13 +144,6 @@ def open_task(aggregator: Aggregator, adapter: InputAdapter, client: object, lea
     return Task(task, copied, aggregator, adapter)
 
 
-def open_tasks(aggregator: Aggregator, adapter: InputAdapter) -> tuple[Task, ...]:
-    """Return the open tasks of a server."""
-    return tuple(
-        [Task(task, None, aggregator, adapter) for task in aggregator.locked(aggregator.admission.opened_tasks)]
-    )
-
-
 def close_task(aggregator: Aggregator, task_id: str, why: Literal["expired", "cancelled"]) -> bool:
     """Close a task without a push, if it is open. Return whether it was open."""
     return aggregator.locked(lambda: aggregator.admission.close_task(task_id, why))

@@ -194,8 +194,9 @@ def _read(aggregator: Aggregator, kind: Kind, ticket: Ticket, call: PushCall) ->
     vector = call.update
     if vector is None or call.gradient is not None or call.model is not None:
         argument, vector = _only_one(vector, call.gradient, call.model, num_examples, kind)
-    if call.timeout is not None:
-        _check_timeout(call.timeout)
+    seconds = 0.0 if call.timeout is None else as_float(call.timeout)
+    if seconds is None or not seconds >= 0:
+        raise AffluxError(f"[push] timeout is {brief(call.timeout)}, must be None or a number of seconds, at least 0")
     entry = None
     if task is not None:
         ticket.task = entry = _open_task(aggregator, task, call.client, version if call.staleness is None else 0)
@@ -275,12 +276,6 @@ def _only_one(update: object, gradient: object, model: object, num_examples: obj
     vectors = {"update=": update, "gradient=": gradient, "model=": model}
     names = " and ".join(name for name, vector in vectors.items() if vector is not None) or "none of them"
     raise CallError(f"[push] give one of update=, gradient= and model=, not {names}")
-
-
-def _check_timeout(timeout: object) -> None:
-    seconds = as_float(timeout)
-    if seconds is None or not seconds >= 0:
-        raise AffluxError(f"[push] timeout is {brief(timeout)}, must be None or a number of seconds, at least 0")
 
 
 def _pulled(aggregator: Aggregator, ticket: Ticket, call: PushCall) -> int:

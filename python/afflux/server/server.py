@@ -14,7 +14,6 @@ from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import Options, ServerOptions, options_of
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Receipt, Report
-from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.roles import warn_of_means
 from afflux.ops.errors import AffluxError
@@ -23,7 +22,7 @@ from afflux.ops.validation import MOST_COUNT, a_thread_count, brief, integer, is
 from afflux.rules.rule import ClientId, Rule, a_rule
 from afflux.server import persistence, versions
 from afflux.server.assembly import assemble
-from afflux.server.checkout import Task, close_overdue, open_task, open_tasks
+from afflux.server.checkout import Task, close_overdue, open_task
 from afflux.server.inputs import InputAdapter
 from afflux.server.pending_push import Ticket
 from afflux.server.pushing import PushCall, receive
@@ -486,7 +485,9 @@ class Server:
     def tasks(self) -> tuple[Task, ...]:
         """The open tasks, oldest first."""
         self._enter_on_time("tasks")
-        return open_tasks(self._aggregator, self._adapter)
+        aggregator, adapter = self._aggregator, self._adapter
+        opened = aggregator.locked(aggregator.admission.opened_tasks)
+        return tuple([Task(task, None, aggregator, adapter) for task in opened])
 
     @clears_tracebacks
     def poll(self) -> Report | None:
@@ -625,7 +626,7 @@ class Server:
     @property
     def waiting(self) -> dict[int, ClientId]:
         """The clients of the arrivals that no round has used yet, by `Receipt.join`."""
-        return {arrival.join: arrival.client_id for arrival in self._state.waiting}
+        return {arrival.join: arrival.client_id for arrival in self._aggregator.admission.state.waiting}
 
     @property
     def joins(self) -> int:
@@ -830,10 +831,6 @@ class Server:
     @clears_tracebacks
     def __reduce__(self) -> NoReturn:
         raise AffluxError("[Server] a server is not pickled: save its state_dict(). For a copy, see docs/host.md")
-
-    @property
-    def _state(self) -> ServerState:
-        return self._aggregator.admission.state
 
     def _enter_on_time(self, op: str) -> None:
         """Enter a call; first close the tasks whose lease has ended."""

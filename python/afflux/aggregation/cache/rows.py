@@ -40,7 +40,6 @@ class RowMemory(ABC):
         self.codec = codec
         self.device = device  #: the device of the sum, and of the rounds
         self.staging = staging  #: for rows that are kept on the host, if the device is a GPU
-        self.reads_ahead = staging is not None  #: whether `RowCache.prefetch` may read a row
 
     @abstractmethod
     def publish(self, new: Any) -> None:
@@ -127,7 +126,7 @@ class RowCache(RowTable):
     def __init__(self, memory: RowMemory, num_clients: int, seed: int, counts: SlotCounts = NO_SLOTS) -> None:
         super().__init__(memory.codec, num_clients, seed, counts)
         self.memory = memory
-        self.reads_ahead = memory.reads_ahead  #: whether `prefetch` may read a row
+        self.reads_ahead = memory.staging is not None  #: whether `prefetch` may read a row
 
     def values(self) -> Iterable[EncodedRow]:
         """Yield all rows, encoded, in the order of `client_ids`."""
