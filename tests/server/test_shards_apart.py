@@ -229,7 +229,7 @@ def test_a_shard_waits_for_the_process_that_another_control_has_left(ray, data, 
     path = tmp_path / "store"
     server = Server(rules.fedbuff(buffer_size=1), data[0], plane=RayPlane(2), store=path)
     server.push(client=1, version=0, update=data[1])
-    server._store._lock.release()  # its control has ended, and its shards have not
+    server._store._lock.close()  # its control has ended, and its shards have not
     monkeypatch.setattr("afflux.distributed.shard.PATIENCE", 0.0)
     check_error("shard-0 is in use", Server.open, path, plane=RayPlane(2), error=StoreError)
     for remote in server._aggregator.plane.remotes:

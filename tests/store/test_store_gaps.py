@@ -197,7 +197,7 @@ def test_a_lock_that_was_removed_while_it_was_waited_for(path):
     check_error("has vanished", first.refuse_removed, path, error=StoreError)
     (path / LOCK).touch()
     check_error("was replaced", first.refuse_removed, path, error=StoreError)
-    first.release()
+    first.close()
 
 
 OPTIONS = {

@@ -101,9 +101,9 @@ def test_a_server_opens_beside_info(path):
 def test_a_writer_waits_for_a_moment_alone(path):
     reader = Lock(path, shared=True)
     check_error("is in use", Lock, path, error=StoreError)
-    later = threading.Timer(0.05, reader.release)
+    later = threading.Timer(0.05, reader.close)
     later.start()
-    Lock(path).release()
+    Lock(path).close()
     later.join()
 
 
@@ -179,7 +179,7 @@ def test_a_child_never_closes_another_file_with_the_number_of_the_locks(fork, pa
     except StoreError as error:
         assert f"process {{os.getppid()}} writes to it" in str(error) or "another process" in str(error), error
     server._store.close()
-    lock.release()
+    lock.close()
     del server, lock
     gc.collect()
     os.fstat(file)
@@ -222,7 +222,7 @@ def test_a_fork_while_the_locks_file_is_opened(path, monkeypatch):
     monkeypatch.undo()
     assert len(numbers) == 2
     close_descriptor(lock._descriptor)  # as the end of the process does, which unlocks nothing
-    Lock(path).release()
+    Lock(path).close()
     for child, end in children:
         os.close(end)
         os.waitpid(child, 0)
@@ -261,7 +261,7 @@ def test_who_has_a_store(numbers, path, monkeypatch):
         lock = Lock(path, shared=shared)
         tell("held")
         time.sleep(60)  # until it is killed
-        lock.release()
+        lock.close()
 
     def said(call):
         return str(check_raises(StoreError, call, path)).removeprefix(f"[store] {path} is in use: ")
@@ -271,7 +271,7 @@ def test_who_has_a_store(numbers, path, monkeypatch):
 
     lock = Lock(path)
     tells = _holder(*lock._file) == f"process {os.getpid()} writes to it"
-    lock.release()
+    lock.close()
     alone = "one process at a time writes to a store, and "
     for shared, does in ((True, "reads"), (False, "writes to")):
         child, telling = in_child(lambda tell, shared=shared: hold(tell, shared))
@@ -286,7 +286,7 @@ def test_who_has_a_store(numbers, path, monkeypatch):
         assert said(store.check) == "this process has a server there: close() it"
     lock = Lock(path, shared=True)
     assert said(Server.open) == alone + who(os.getpid(), "reads")
-    lock.release()
+    lock.close()
     Server.open(path).close()
 
 

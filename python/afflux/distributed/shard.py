@@ -115,7 +115,7 @@ class Shard:
     def unlock(self) -> None:
         """Release the lock of the shard's folder."""
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()
         self._lock = None
 
     def call(self, epoch: int, without_reply: Sequence[Call], calls: Sequence[Call]) -> list[Any]:

@@ -3,8 +3,7 @@
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -69,17 +68,17 @@ class Lock:
                         raise
                 sleep(INTERVAL)
         except BlockingIOError:
-            self.release()
+            self.close()
             alone = "" if shared else "one process at a time writes to a store, and "
             holder = "this process has a server there: close() it" if self._is_ours else _holder(*self._file)
             raise InUseError(f"[store] {folder} is in use: {alone}{holder}") from None
         except OSError as error:
-            self.release()
+            self.close()
             if error.errno in _NO_LOCKS:
                 raise StoreError(f"[store] {folder}: {lacks(folder, 'locks')}") from None
             raise StoreError(f"[store] cannot lock {folder / LOCK}: {reason(error)}") from None
         except BaseException:
-            self.release()
+            self.close()
             raise
 
     def refuse_removed(self, folder: Path) -> None:
@@ -102,7 +101,7 @@ class Lock:
         """Whether this process holds the lock for writing."""
         return _WRITERS.get(self._file) == forks[0]
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Release the lock. A forked child does nothing: the lock is its parent's, and its descriptor is closed."""
         if self._forks != forks[0]:
             return
@@ -115,14 +114,9 @@ class Lock:
         self._descriptor = -1
 
 
-@contextmanager
-def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold a `Lock` during the block."""
-    lock = Lock(folder, shared=shared)
-    try:
-        yield
-    finally:
-        lock.release()
+def locked(folder: Path, *, shared: bool = False) -> "closing[Lock]":
+    """Lock a folder for a block, see `Lock`."""
+    return closing(Lock(folder, shared=shared))
 
 
 def _open_here(path: Path, flags: int) -> int:

@@ -87,7 +87,7 @@ class Store:
         self.device = plane.device if isinstance(plane, LocalPlane) else HOST
         with ExitStack() as undo:
             self._lock, self.committed, self.closed = Lock(path), None, False
-            undo.callback(self._lock.release)
+            undo.callback(self._lock.close)
             refuse_irregular(path)
             if new:
                 undo.callback(lambda: None if self.committed else remove_contents(path))
@@ -355,5 +355,5 @@ class Store:
             self.vectors.detach()
         self.vectors.close()
         self._index.close()
-        self._lock.release()
+        self._lock.close()
         self.closed = True

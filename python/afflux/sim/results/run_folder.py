@@ -75,7 +75,7 @@ def locked(folder: Path) -> Iterator[None]:
             with suppress(StoreError):  # the folder was removed meanwhile, and made anew by another command
                 lock.refuse_removed(folder)
                 (folder / LOCK).unlink(missing_ok=True)
-            lock.release()
+            lock.close()
 
 
 @contextmanager
