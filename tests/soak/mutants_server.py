@@ -309,8 +309,8 @@ SERVER = {
         "test_passes.py",
     ),
     "store: the rule is that of the server's first commit": (
-        "if self._newest is None or self._newest[0] is not rule:",
-        "if self._newest is None:",
+        "if self._newest_rule[0] is not state.rule:",
+        "if self._newest_rule[0] is None:",
         "test_replace_rule.py",
     ),
     "flush_after: the time of the buffer before counts": (
