@@ -25,9 +25,9 @@ bool Ledger::may_take_in() const {
 }
 
 // Returns the arrays of a tree, as the engine reads them. Returns None for a tree that is left to Python.
-py::object Intake::arrays_of(py::handle tree) const {
+py::object Intake::arrays_of(py::handle tree, bool is_model) const {
   // An OrderedDict may be a module's state_dict, which is no update or gradient.
-  if (is_none(table) || (PyODict_CheckExact(tree.ptr()) && wanted != kModel)) return py::none();
+  if (is_none(table) || (PyODict_CheckExact(tree.ptr()) && !is_model)) return py::none();
   py::object arrays = table.cast<const ArrayTable&>().find(tree);
   if (is_none(arrays) || !unready(py::list(arrays), py::tuple(shapes)).empty()) return py::none();
   return arrays;
@@ -54,7 +54,8 @@ py::object Ledger::taken_in(py::handle client, py::handle version, py::handle ve
   if (!is_plain(client, version, num_examples, loss)) return py::none();
   const auto array = numpy_array(vector, false);
   if (array && (array->dimensions != 1 || array->shape[0] != intake_->size)) return py::none();
-  const py::object arrays = array ? held(vector) : intake_->arrays_of(vector);  // held while other threads run
+  const py::object arrays =
+      array ? held(vector) : intake_->arrays_of(vector, intake_->wanted == Intake::kModel);  // held while others run
   if (is_none(arrays)) return py::none();
   std::unique_ptr<Buffer> slot;
   for (const py::handle each : intake_->pools) {
@@ -93,24 +94,27 @@ py::object Ledger::taken_in(py::handle client, py::handle version, py::handle ve
   return pushed(client, version, num_examples, loss, real(norm), buffer, extremes);
 }
 
-// Returns the one of three vectors that the rule takes; None if another one is given.
-py::handle Ledger::vector_of(py::handle update, py::handle gradient, py::handle model) const {
+// Returns the vector of this kind; None if another one is given.
+py::handle Ledger::vector_of(std::size_t kind, py::handle update, py::handle gradient, py::handle model) {
   const std::array<py::handle, 3> vectors{update, gradient, model};
   for (std::size_t i = 0; i < vectors.size(); ++i)
-    if (i != intake_->wanted && !is_none(vectors[i])) return Py_None;
-  return vectors[intake_->wanted];
+    if (i != kind && !is_none(vectors[i])) return Py_None;
+  return vectors[kind];
 }
 
 py::object Ledger::lend(py::handle client, py::handle version, py::handle update, py::handle gradient, py::handle model,
-                        py::handle num_examples, py::handle loss) const {
+                        py::handle num_examples, py::handle loss, py::handle conversion) const {
   if (!intake_ || is_none(intake_->borders) || !is_plain(client, version, num_examples, loss)) return py::none();
-  const py::handle vector = vector_of(update, gradient, model);
+  const std::size_t given = is_none(conversion) ? intake_->wanted : Intake::kModel;
+  const py::handle vector = vector_of(given, update, gradient, model);
   const auto array = numpy_array(vector, false);
   const bool is_flat = array && array->dimensions == 1 && array->shape[0] == intake_->size && is_none(intake_->table);
-  const py::object arrays = is_flat ? py::make_tuple(vector) : array ? py::none() : intake_->arrays_of(vector);
+  const py::object arrays = is_flat ? py::make_tuple(vector)
+                            : array ? py::none()
+                                    : intake_->arrays_of(vector, given == Intake::kModel);
   if (is_none(arrays)) return py::none();
   const auto parts = [&] {
-    return std::make_unique<PartsObject>(arrays, intake_->borders, py::none(), intake_->dtype);
+    return std::make_unique<PartsObject>(arrays, intake_->borders, held(conversion), intake_->dtype);
   };
   const py::object slot = py::cast(parts()), extremes = owned(PyTuple_Pack(2, texts->nan.ptr(), texts->nan.ptr()));
   return pushed(client, version, num_examples, loss, texts->nan, slot, extremes);
@@ -119,7 +123,7 @@ py::object Ledger::lend(py::handle client, py::handle version, py::handle update
 py::object Ledger::push(py::handle client, py::handle version, py::handle update, py::handle gradient, py::handle model,
                         py::handle num_examples, py::handle loss) {
   if (!may_take_in()) return py::none();
-  py::object taken = taken_in(client, version, vector_of(update, gradient, model), num_examples, loss);
+  py::object taken = taken_in(client, version, vector_of(intake_->wanted, update, gradient, model), num_examples, loss);
   if (is_none(taken)) return taken;
   py::object receipt = join(taken, py::none(), py::none(), py::none());
   return is_none(receipt) ? taken : receipt;

@@ -131,7 +131,7 @@ struct Intake {
   pybind11::object table, shapes, borders, dtype;
 
   static constexpr std::size_t kModel = 2;
-  pybind11::object arrays_of(pybind11::handle tree) const;
+  pybind11::object arrays_of(pybind11::handle tree, bool is_model) const;
 };
 
 class Ledger {
@@ -153,7 +153,7 @@ class Ledger {
                         pybind11::handle loss);
   pybind11::object lend(pybind11::handle client, pybind11::handle version, pybind11::handle update,
                         pybind11::handle gradient, pybind11::handle model, pybind11::handle num_examples,
-                        pybind11::handle loss) const;
+                        pybind11::handle loss, pybind11::handle conversion) const;
   pybind11::object join(pybind11::handle pushed, pybind11::handle staged_row, pybind11::handle task,
                         pybind11::handle decided);
   pybind11::object decide(pybind11::handle client, pybind11::handle version) const;
@@ -265,7 +265,8 @@ class Ledger {
   bool may_take_in() const;
   bool is_plain(pybind11::handle client, pybind11::handle version, pybind11::handle num_examples,
                 pybind11::handle loss) const;
-  pybind11::handle vector_of(pybind11::handle update, pybind11::handle gradient, pybind11::handle model) const;
+  static pybind11::handle vector_of(std::size_t kind, pybind11::handle update, pybind11::handle gradient,
+                                    pybind11::handle model);
   static pybind11::object pushed(pybind11::handle client, pybind11::handle version, pybind11::handle num_examples,
                                  pybind11::handle loss, pybind11::handle norm, pybind11::handle slot,
                                  pybind11::handle extremes);

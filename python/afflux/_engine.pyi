@@ -95,7 +95,8 @@ class Ledger:
         loss: object,
         /,
     ) -> Any: ...
-    # For a step whose round reads the arrays where they are: the fields of Pushed; None: it is left to Python.
+    # For a step whose round reads the arrays where they are: the fields of Pushed; None: it is left to Python. With a
+    # conversion (afflux.ops.Conversion) it reads a model.
     def lend(
         self,
         client: object,
@@ -105,6 +106,7 @@ class Ledger:
         model: object,
         num_examples: object,
         loss: object,
+        conversion: object,
         /,
     ) -> Any: ...
     # Decides about an arrival that joins, and completes no round. A Receipt; None if nothing was done. `decided` gets

@@ -42,6 +42,16 @@ def run(code):
     assert done.stdout == "done\n"
 
 
+def test_the_ids_of_tasks_differ():
+    run("""
+    def ids(count):
+        return [server.checkout(client).id for client in range(count)]
+    with fork.Pool(2) as pool:
+        results = pool.map_async(ids, [10, 10], chunksize=1).get(1800)
+    assert len({*results[0], *results[1], *ids(10)}) == 30
+    """)
+
+
 def test_a_pool_of_forked_workers():
     """Each child steps its own copy of a server that has worked before; the parent's stays as it was."""
     run("""
@@ -52,7 +62,7 @@ def test_a_pool_of_forked_workers():
         ops.gram([one, one], num_threads=2)
         return rounds(server, count)
     with fork.Pool(2) as pool:
-        results = pool.map_async(work, [1, 1, 1, 1], chunksize=1).get(30)
+        results = pool.map_async(work, [1, 1, 1, 1], chunksize=1).get(1800)
     assert sorted(results)[0] == (4, 4.0), results
     assert rounds(server, 1) == (4, 4.0)
     """)

@@ -3,7 +3,6 @@
 import pickle
 import threading
 import time
-from itertools import count
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from afflux.rules import fedavg
 from afflux.server.inputs import InputAdapter
 from checked_out import D, held, made, step, vector
 from conftest import check_error
-from inside import aggregator_of, slots_taken
+from inside import slots_taken
 
 
 def test_a_push_that_completes_a_round_does_not_hold_its_own_base():
@@ -121,17 +120,6 @@ def test_a_loaded_state_closes_tasks():
     server.push(client=0, version=0, update=vector(20.0))
     assert server.push(task=task, model=vector(1.0)).status == "expired"
     assert server.tasks == ()
-
-
-def test_ids_differ_in_a_forked_child(monkeypatch):
-    """Which has a copy of the counter."""
-    server = made()
-    ids = aggregator_of(server).task_ids
-    here = server.checkout(1).id
-    ids._numbers = count()
-    monkeypatch.setattr("afflux.server.tasks.os.getpid", lambda: -1)
-    there = server.checkout(1).id
-    assert (here != there, here.endswith("-0"), there.endswith("-0")) == (True, True, True)
 
 
 def test_stored_errors_hold_neither_slots_nor_versions():

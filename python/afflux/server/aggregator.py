@@ -22,7 +22,7 @@ from afflux.server.norm_watch import NormWatch
 from afflux.server.pending_push import Decided, TaskClosedError, Ticket
 from afflux.server.progress_watch import DropWatch, ProgressWatch
 from afflux.server.step_callbacks import OnStep, StepCalls
-from afflux.server.tasks import TaskIds, release_one
+from afflux.server.tasks import release_one
 
 _Result = TypeVar("_Result")
 
@@ -66,7 +66,6 @@ class Aggregator(Monitor[Round]):
         self.norm_watch = norm_watch
         self._progress_watch = ProgressWatch()
         self.drop_watch = DropWatch()
-        self.task_ids = TaskIds()
         self.reading: set[Ticket] = set()  #: tickets of calls that read a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None

@@ -11,6 +11,7 @@ from afflux.rules.rule import ClientId
 from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.inputs import InputAdapter
+from afflux.server.tasks import new_task
 from afflux.server.tracebacks import clears_tracebacks
 
 
@@ -135,7 +136,7 @@ def open_task(aggregator: Aggregator, adapter: InputAdapter, client: object, lea
         now = admission.current
         if inplace:
             now = replace(now, params=aggregator.plane.copy(now.params, read_only=True))
-        task, deadline = aggregator.task_ids.new(client_id, now.version, seconds, hold=hold)
+        task, deadline = new_task(client_id, now.version, seconds, hold=hold)
         admission.open_task(task, task.task, task.version, hold, deadline, now)
         return task, now if inplace else None  # a step of another thread may need the memory of the version
 

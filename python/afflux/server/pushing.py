@@ -318,7 +318,7 @@ def _open_task(aggregator: Aggregator, task: object, client: object, version: ob
     return opened
 
 
-def _base(
+def held_base(
     aggregator: Aggregator, task: "Task | str | None", version: "int | Pulled | None", number: int
 ) -> Pulled | None:
     """Return the version that the client pulled; None if it is not held."""
@@ -356,7 +356,7 @@ def _conversion(aggregator: Aggregator, target: Kind, call: PushCall, request: R
     with_base = "model" in (kind, target)
     if call.staleness is not None and with_base:
         raise CallError(f"{subject} cannot become {A_KIND[target]} with staleness=: give version= or task=")
-    base = _base(aggregator, call.task, call.version, request.pulled)
+    base = held_base(aggregator, call.task, call.version, request.pulled)
     if base is None and with_base:
         if request.entry is None and not aggregator.records_faults:
             raise AffluxError(f"{subject} needs version {request.pulled}: {_GONE}")

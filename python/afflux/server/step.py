@@ -20,7 +20,7 @@ from afflux.server.checkout import close_overdue
 from afflux.server.decisions import arrival_of, count_without_arrival, receipt_of
 from afflux.server.inputs import NAME_OF_VECTOR, NO_MEMORY, InputAdapter, require_own_memory
 from afflux.server.pending_push import NoArrival, Ticket, add_joined
-from afflux.server.pushing import NO_TASK, CallError, PushCall, fault_of, take_in
+from afflux.server.pushing import NO_TASK, CallError, PushCall, fault_of, held_base, take_in
 from afflux.server.tracebacks import clear_tracebacks
 
 #: A finished update of a client: (client, version, vector), or the arguments of `Server.push`.
@@ -161,8 +161,15 @@ class StepBatch:
         if not call.is_plain():
             return False
         number = call.version.version if type(call.version) is Pulled else call.version
-        vectors = call.update, call.gradient, call.model
-        pushed = self._aggregator.admission.lend(call.client, number, *vectors, call.num_examples, call.loss)
+        admission, conversion, vectors = self._aggregator.admission, None, (call.update, call.gradient, call.model)
+        if self._adapter.kind == "update" and call.model is not None:
+            if not isinstance(number, int) or not 0 <= number <= admission.version:
+                return False
+            base = held_base(self._aggregator, None, call.version, number)
+            if base is None:
+                return False
+            conversion = ops.Conversion("model", "update", base.params)
+        pushed = admission.lend(call.client, number, *vectors, call.num_examples, call.loss, conversion)
         if pushed is None:
             return False
         ticket.pushed, ticket.client_id, ticket.pulled = pushed, pushed[0], pushed[1]

@@ -7,7 +7,6 @@ a task.
 import os
 import weakref
 from collections.abc import Iterable, Mapping
-from itertools import count
 from math import inf
 from time import time
 
@@ -17,20 +16,11 @@ from afflux.aggregation.reports import Opened, Pulled
 from afflux.rules.rule import ClientId
 
 
-class TaskIds:
-    """The ids of new tasks: a random start for each process, and a counter."""
-
-    def __init__(self) -> None:
-        self._start, self._numbers = (0, ""), count()
-
-    def new(self, client_id: ClientId, version: int, lease: float | None, *, hold: bool) -> tuple[Opened, float]:
-        """Return a task that is not open yet, and its deadline by `clock`."""
-        pid = os.getpid()
-        if self._start[0] != pid:
-            self._start = pid, os.urandom(8).hex()
-        until = None if lease is None else time() + lease
-        opened = Opened(f"{self._start[1]}-{next(self._numbers)}", client_id, version, hold, until, lease)
-        return opened, inf if lease is None else clock() + lease
+def new_task(client_id: ClientId, version: int, lease: float | None, *, hold: bool) -> tuple[Opened, float]:
+    """Return a task that is not open yet, with a random id, and its deadline by `clock`."""
+    until = None if lease is None else time() + lease
+    opened = Opened(os.urandom(16).hex(), client_id, version, hold, until, lease)
+    return opened, inf if lease is None else clock() + lease
 
 
 def restore(admission: Admission, opened: Iterable[Opened], bases: Mapping[int, Pulled]) -> None:
