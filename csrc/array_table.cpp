@@ -43,11 +43,12 @@ bool is_own(PyObject* value) { return is_numpy(Py_TYPE(value)) || is_torch(Py_TY
 // No other types: a defaultdict, for example, creates missing entries.
 bool is_dict(py::handle tree) { return PyDict_CheckExact(tree.ptr()) || PyODict_CheckExact(tree.ptr()); }
 
-// Returns whether all values of a dict are NumPy's and torch's own arrays.
+// Returns whether all keys of a dict are of the class str itself, whose comparison runs no code of Python, and all
+// values are NumPy's and torch's own arrays.
 bool holds_own(py::handle dict) {
-  PyObject* value = nullptr;
-  for (Py_ssize_t place = 0; PyDict_Next(dict.ptr(), &place, nullptr, &value) != 0;)
-    if (!is_own(value)) return false;
+  PyObject *name = nullptr, *value = nullptr;
+  for (Py_ssize_t place = 0; PyDict_Next(dict.ptr(), &place, &name, &value) != 0;)
+    if (!PyUnicode_CheckExact(name) || !is_own(value)) return false;
   return true;
 }
 
@@ -128,7 +129,6 @@ py::object structure(py::handle tree) {
   std::unordered_set<const void*> memory;
   PyObject *name = nullptr, *array = nullptr;
   for (Py_ssize_t place = 0; PyDict_Next(tree.ptr(), &place, &name, &array) != 0;) {
-    if (!PyUnicode_CheckExact(name)) return py::none();
     const py::object owner = held(array);
     facts.append(py::handle(name));
     facts.append(py::handle(reinterpret_cast<PyObject*>(Py_TYPE(array))));

@@ -20,7 +20,8 @@ class ArrayTable {
              std::vector<pybind11::ssize_t> places, pybind11::ssize_t longest, bool in_order);
 
   // Returns a list of the wanted arrays, of any shape and dtype. Returns None for a tree of another type, for one that
-  // holds anything but NumPy's and torch's own arrays, lacks a wanted array, or holds an unknown one.
+  // holds anything but NumPy's and torch's own arrays, lacks a wanted array, or holds an unknown one, and for a dict
+  // with a key that is no str.
   pybind11::object find(pybind11::handle tree) const;
   // Returns whether a tree is a list of the wanted arrays alone, in their order, for a layout with names.
   bool is_bare(pybind11::handle tree) const;

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from afflux import AffluxError, Join, Layout, Server, UnavailableError, ops
+from afflux import AffluxError, Join, Layout, Server, UnavailableError, aggregate, ops
 from afflux.arrays import modules
 from afflux.arrays.trees import Walk
 from afflux.rules import fedasync, fedbuff, sasgd
@@ -456,3 +456,27 @@ def test_errors_about_trees_of_a_known_kind_say_what_to_write():
     ):
         check_error(message, call)
     assert server.version == 0
+
+
+class Hostile:
+    """A key that compares as an equal of a name, but raises."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __hash__(self):
+        return hash(self.name)
+
+    def __eq__(self, other):
+        raise RuntimeError("compared")
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_keys_that_cannot_be_compared_are_a_fault_of_the_client(library):
+    array = np.ones if library == "numpy" else torch.ones
+    server = Server(fedbuff(buffer_size=1), {"a": array(2), "b": array(3)}, faults="record")
+    tree = {Hostile("a"): array(2), "b": array(3)}
+    assert server.push(client=1, version=0, update=tree).status == "faulty"
+    receipts, report = server.step([(1, 0, tree)])
+    assert ([receipt.status for receipt in receipts], report, server.version) == (["faulty"], None, 0)
+    check_error(r"trees\[0\]", aggregate, [tree, tree], [1, 1])
