@@ -32,8 +32,8 @@ SERVER = {
         "test_rules_contract.py",
     ),
     "facts: a plain push passes a rule that needs them": (
-        "if (pools := plane.grow(max_slots)) and not (rule.needs.facts or options.accumulate):",
-        "if (pools := plane.grow(max_slots)) and not options.accumulate:",
+        "if pools and not (admission.rule.needs.facts or options.accumulate):",
+        "if pools and not options.accumulate:",
         "test_facts.py",
     ),
     "facts: arrivals that are left keep the facts of all": (

@@ -50,6 +50,26 @@ def test_models_keep_their_layout_and_buffers(tmp_path):
     again.push(client="bob", update=update, version=0, buffers={"bn": {"running_mean": np.full(3, 9, np.float32)}})
     assert again.pull().buffers.tolist() == [8.0] * 3
     assert again.layout == there.layout
+    check_error("lacks the model's buffers", again.step, [("bob", 0, np.ones(20, np.float32))])
+
+
+@pytest.mark.parametrize("method", ["push", "step"])
+def test_a_reopened_server_reads_trees_and_flat_vectors_as_before(tmp_path, method, rng):
+    shapes, trees = {"w": (30, 40), "b": (40,)}, []
+    for _ in range(6):
+        trees.append({name: rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()})
+    servers = [Server(fedbuff(buffer_size=3), trees[0], store=tmp_path / str(i)) for i in range(2)]
+    servers[1].close()
+    servers[1] = Server.open(tmp_path / "1", fedbuff(buffer_size=3))
+    for server in servers:
+        pushes = [(i, 0, tree if i % 3 else server.layout.flatten(tree)) for i, tree in enumerate(trees)]
+        if method == "step":
+            server.step(pushes)
+        else:
+            for client, version, update in pushes:
+                server.push(client=client, version=version, update=update)
+    assert bits(servers[0].params) == bits(servers[1].params)
+    assert servers[0].counts == servers[1].counts
 
 
 def test_params_outlive_their_server(tmp_path):

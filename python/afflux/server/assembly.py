@@ -2,6 +2,7 @@
 
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from afflux import ops
 from afflux.aggregation.admission import Admission
@@ -36,7 +37,7 @@ def assemble(
     Raises:
         AffluxError: params or the buffers have a wrong dtype or a non-finite value, or params are too large for a step.
     """
-    plane, clients, limits = adapter.plane, options.num_clients, options.limits
+    plane, clients = adapter.plane, options.num_clients
     max_slots = options.slots_of(rule)
     codec = codec_of(rule, options.slots_as)
     plane.allocate(
@@ -53,7 +54,7 @@ def assemble(
             rows_on_host=options.rows_on == "host",
         )
     )
-    first = plane.version(partial(adapter.take_in_params, "[Server] params", parts, limits=limits), "Server")
+    first = plane.version(partial(adapter.take_in_params, "[Server] params", parts, limits=options.limits), "Server")
     buffers = adapter.flat_buffers("[Server] params", params)
     rows = passes = None
     if codec is not None and clients is not None:
@@ -72,12 +73,18 @@ def assemble(
     )
     admission = Admission(options, rule, reporting=on_step is not None)
     admission.load(state)
-    # The ledger itself takes in plain vectors and trees of pushes, if the rule's pushes have no facts.
-    if (pools := plane.grow(max_slots)) and not (rule.needs.facts or options.accumulate):
-        bounds, arrays = (limits.max_abs, limits.max_norm, MOST_SQUARES), adapter.plain_arrays()
-        intake = adapter.kind, adapter.size, adapter.num_threads, *bounds, pools, *arrays, options.slots_as
-        admission.take_vectors(intake)
-    admission.averaged = None if adapter.layout is None else adapter.layout.averaged_size
+    use_layout(admission, adapter, options, plane.grow(max_slots))
     watched = len(rule.states) > 1 and options.clip_norms is None  # a second moment; a velocity is a first one
     watch = NormWatch() if watched and why_unclipped(rule, accumulate=options.accumulate) is None else None
     return Aggregator(plane, options, admission, on_step, watch)
+
+
+def use_layout(admission: Admission, adapter: InputAdapter, options: ServerOptions, pools: tuple[Any, ...]) -> None:
+    """Let the decisions be about models of the adapter's layout. With pools of slots the ledger itself takes in plain
+    vectors and trees of pushes, if the rule's pushes have no facts.
+    """
+    admission.averaged = None if adapter.layout is None else adapter.layout.averaged_size
+    if pools and not (admission.rule.needs.facts or options.accumulate):
+        bounds = admission.limits.max_abs, admission.limits.max_norm, MOST_SQUARES
+        intake = adapter.kind, adapter.size, adapter.num_threads, *bounds, pools, *adapter.plain_arrays()
+        admission.take_vectors((*intake, options.slots_as))

@@ -31,6 +31,7 @@ from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.validation import brief, keyword_arguments, optional, path_of
 from afflux.rules.rule import Rule, a_rule
 from afflux.server.aggregator import Aggregator
+from afflux.server.assembly import use_layout
 from afflux.server.inputs import InputAdapter
 from afflux.server.plan import fitted
 from afflux.server.tasks import restore
@@ -186,9 +187,8 @@ def load_store(
     restore(admission, store.open_tasks(), {**retained, now.version: now})
     admission.compact_task_events()
     aggregator.retained = {version: kept for version, kept in retained.items() if version in store.asked}
-    layout = store.layout
-    adapter = replace(adapter, layout=layout, constants=constants_of(store.path, layout))
-    admission.averaged = None if layout is None else layout.averaged_size
+    adapter = replace(adapter, layout=store.layout, constants=constants_of(store.path, store.layout))
+    use_layout(admission, adapter, options, plane.grow(aggregator.max_slots))
     retained = {version: shared(aggregator, kept) for version, kept in aggregator.retained.items()}
     return adapter, MappingProxyType(retained)
 
