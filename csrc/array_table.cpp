@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -162,6 +163,13 @@ void bind_array_table(py::module_& module) {
   py::class_<ArrayTable>(module, "ArrayTable", py::module_local())
       .def(py::init<py::tuple, py::tuple, py::object, std::vector<py::ssize_t>, py::ssize_t, bool>(), py::arg("names"),
            py::arg("shapes"), py::arg("known"), py::arg("places"), py::arg("longest"), py::arg("in_order"))
+      .def(py::pickle([](const ArrayTable& table) { return table.arguments(); },
+                      [](const py::tuple& arguments) {
+                        return std::make_unique<ArrayTable>(py::tuple(arguments[0]), py::tuple(arguments[1]),
+                                                            arguments[2], arguments[3].cast<std::vector<py::ssize_t>>(),
+                                                            arguments[4].cast<py::ssize_t>(),
+                                                            arguments[5].cast<bool>());
+                      }))
       .def("find", &ArrayTable::find, py::arg("tree"))
       .def("is_bare", &ArrayTable::is_bare, py::arg("tree"));
   module.def("all_own", all_own, py::arg("values"));

@@ -1,6 +1,7 @@
 // The search for a layout's arrays in flat dicts and lists of NumPy's and torch's own arrays.
 #pragma once
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <vector>
 
@@ -25,6 +26,10 @@ class ArrayTable {
   pybind11::object find(pybind11::handle tree) const;
   // Returns whether a tree is a list of the wanted arrays alone, in their order, for a layout with names.
   bool is_bare(pybind11::handle tree) const;
+  // Returns the arguments of the constructor, for copies in other processes.
+  pybind11::tuple arguments() const {
+    return pybind11::make_tuple(names_, shapes_, known_, places_, longest_, in_order_);
+  }
 
  private:
   pybind11::object find_in_dict(pybind11::handle tree) const;

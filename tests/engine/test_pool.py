@@ -82,7 +82,7 @@ def helpers(name):
     tasks = [task for task in os.listdir("/proc/self/task") if task != main]
     lines = [open(f"/proc/self/task/{task}/status").read().splitlines() for task in tasks if task not in before]
     return [line.split()[1] for each in lines for line in each if line.startswith(name + ":")]
-def reached(fact, seconds=60):
+def reached(fact, seconds=1800):
     end = time.monotonic() + seconds
     while not fact() and time.monotonic() < end:
         time.sleep(0.01)

@@ -38,7 +38,7 @@ def test_a_row_is_sound_if_each_byte_is_as_it_was(threads, as_parts, tmp_path):
         check = RowCheck(row, BLOCK, HEAD, checksums, threads)
         assert not check.sound  # nothing was compared so far
         slot[:] = 0
-        assert ingest(given, slot, threads, None, None, check) == ingest(given, slot.copy(), 1)
+        assert ingest(given, slot, threads, None, check) == ingest(given, slot.copy(), 1)
         assert check.sound == (damaged is None)
         assert (slot == vector).all()
         if damaged is not None:
@@ -51,7 +51,7 @@ def test_other_checksums_and_lengths(threads, tmp_path):
     right = ops.crc32c(row, BLOCK, head=HEAD)
     for checksums in [b"", right[:-4], right + right[:4], right[4:] + right[:4]]:
         check = RowCheck(row, BLOCK, HEAD, checksums, threads)
-        ingest(vector, np.empty(8, np.float32), 1, None, None, check)
+        ingest(vector, np.empty(8, np.float32), 1, None, check)
         assert not check.sound
 
 
@@ -67,7 +67,7 @@ def test_a_file_that_was_cut_off_is_no_signal(threads, tmp_path):
     awake()
     check = RowCheck(row, size, 0, checksums, threads)
     slot = np.empty(3, np.float32)
-    ingest(np.ones(3, np.float32), slot, 1, None, None, check)
+    ingest(np.ones(3, np.float32), slot, 1, None, check)
     assert not check.sound
     assert slot.tolist() == [1, 1, 1]
 
@@ -77,8 +77,8 @@ def test_an_error_of_the_sweep_is_raised(threads, tmp_path):
     row = mapped_row(tmp_path / "row")
     awake()
     check = RowCheck(row, BLOCK, HEAD, ops.crc32c(row, BLOCK, head=HEAD), threads)
-    check_error("slot has 4 elements", ingest, np.ones(3, np.float32), np.empty(4, np.float32), 1, None, None, check)
-    ingest(np.ones(3, np.float32), np.empty(3, np.float32), 1, None, None, check)  # it may be used again
+    check_error("slot has 4 elements", ingest, np.ones(3, np.float32), np.empty(4, np.float32), 1, None, check)
+    ingest(np.ones(3, np.float32), np.empty(3, np.float32), 1, None, check)  # it may be used again
     assert check.sound
 
 

@@ -1,6 +1,7 @@
 """The arrays of a tree are found anew at each call: the same bits from every container, and never an old array."""
 
 import gc
+import pickle
 import subprocess
 import sys
 import weakref
@@ -480,3 +481,12 @@ def test_keys_that_cannot_be_compared_are_a_fault_of_the_client(library):
     receipts, report = server.step([(1, 0, tree)])
     assert ([receipt.status for receipt in receipts], report, server.version) == (["faulty"], None, 0)
     check_error(r"trees\[0\]", aggregate, [tree, tree], [1, 1])
+
+
+def test_a_layout_is_pickled():
+    """Workers get it: what it finds, and what it refuses, are the same."""
+    tree = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
+    layout, copy = Layout.of(tree), pickle.loads(pickle.dumps(Layout.of(tree)))
+    assert copy == layout
+    assert bits(copy.flatten(tree)) == bits(layout.flatten([*tree.values()])) == bits(copy.flatten([*tree.values()]))
+    check_error("lacks", copy.flatten, {})

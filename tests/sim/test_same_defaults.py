@@ -14,7 +14,7 @@ from afflux.ops.validation import brief
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, classification, partitioned
 from afflux.sim.results.audit_log import read_audit_log
-from afflux.sim.results.figures import _metric_axes
+from afflux.sim.results.figures import draw_metric
 from afflux.sim.results.run_folder import describe_setting
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.metrics import CLASSIFICATION
@@ -160,6 +160,6 @@ def test_the_axis_of_the_accuracy_fits_the_curves():
     figure = Figure()
     axes = figure.subplots()
     axes.plot([0, 10], [0.7, 0.9])
-    _metric_axes(axes, CLASSIFICATION[0], 0.8)
+    draw_metric(axes, CLASSIFICATION[0], "arrivals", {}, 0.8)
     low, high = axes.get_ylim()
     assert 0.6 < low < 0.7 < 0.9 < high < 1

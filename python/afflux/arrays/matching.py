@@ -58,8 +58,10 @@ class Matcher:
         longest = len(all_names) if is_list else 0  # length of a flat list without unknown arrays
         known = None if partial else self._known
         self.table = ArrayTable(names, self._shapes, known, places if in_list else [], longest, in_order)
-        #: Returns whether a tree is a flat list of the wanted arrays alone, in their order, for a layout with names.
-        self.is_bare = self.table.is_bare
+
+    def is_bare(self, tree: Any) -> bool:
+        """Return whether a tree is a flat list of the wanted arrays alone, in their order, for a layout with names."""
+        return self.table.is_bare(tree)
 
     def _named(self, leaves: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arrays of a tree by the layout's names: exact names, or else names without those of wrappers.
