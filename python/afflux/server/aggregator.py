@@ -372,7 +372,7 @@ class Aggregator(Monitor[Round]):
             self._step_calls.run()
 
     def replace_rule(self, rule: Rule, max_slots: int) -> bool:
-        """Replace the rule, see `Admission.replace_rule`, and raise the limit of slots to `max_slots`."""
+        """Replace the rule, and raise the limit of slots to `max_slots`; return whether at once: the buffer is empty."""
         config = rule.to_config()
         at_once = self.when_idle("replace_rule", partial(self._replace_rule, rule, config, max_slots))
         self.notify_waiters()
