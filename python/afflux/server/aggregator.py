@@ -372,7 +372,7 @@ class Aggregator(Monitor[Round]):
             self._step_calls.run()
 
     def replace_rule(self, rule: Rule, max_slots: int) -> bool:
-        """Replace the rule, and raise the limit of slots to `max_slots`; return whether at once: the buffer is empty."""
+        """Replace the rule, and raise the limit of slots to `max_slots`. Return whether at once: no arrivals wait."""
         config = rule.to_config()
         at_once = self.when_idle("replace_rule", partial(self._replace_rule, rule, config, max_slots))
         self.notify_waiters()
