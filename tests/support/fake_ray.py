@@ -45,6 +45,7 @@ class Actor:
         except Exception as error:
             return TaskFailed(error)
         if asyncio.iscoroutine(result):
+            self._ray.coroutines.append(result)
             self.waiting.append(asyncio.run_coroutine_threadsafe(result, self._ray.loop))
             return self.waiting[-1]
         return pickle.dumps(result)
@@ -58,7 +59,7 @@ class FakeRay:
         self.messages = []  # (actor, method, arguments)
         self.connected = True
         self.unplaced, self.waits = 0, []  # the number of actors that no node can place; the timeouts of `wait`
-        self._loop, self._starting = None, RLock()
+        self._loop, self._starting, self.coroutines = None, RLock(), []
 
     @property
     def loop(self):
@@ -78,6 +79,8 @@ class FakeRay:
             asyncio.run_coroutine_threadsafe(self._cancel(), self._loop).result()
             self._thread.join()
             self._loop.close()
+            for coroutine in self.coroutines:  # one that the loop has never begun would be a warning
+                coroutine.close()
 
     async def _cancel(self):
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
