@@ -14,6 +14,7 @@
 #include "exchange.hpp"
 #include "formats.hpp"
 #include "numpy_array.hpp"
+#include "ready.hpp"
 #include "values.hpp"
 
 namespace py = pybind11;
@@ -22,22 +23,6 @@ namespace afflux::python {
 namespace {
 
 bool is_numpy(PyTypeObject* type) { return type == py::detail::npy_api::get().PyArray_Type_; }
-
-// Returns whether a type is torch.Tensor or torch.nn.Parameter.
-bool is_torch(PyTypeObject* type) {
-  static const PyTypeObject *tensor = nullptr, *parameter = nullptr;  // held for the process
-  if (tensor == nullptr) {
-    const auto class_of = [](const char* module, const char* name) -> PyTypeObject* {
-      const py::handle loaded = PyDict_GetItemString(PyImport_GetModuleDict(), module);
-      if (!loaded) return nullptr;
-      const py::object type = py::getattr(loaded, name, py::none());  // None: the module is being imported
-      return PyType_Check(type.ptr()) ? reinterpret_cast<PyTypeObject*>(py::object(type).release().ptr()) : nullptr;
-    };
-    parameter = class_of("torch.nn.parameter", "Parameter");
-    tensor = parameter == nullptr ? nullptr : class_of("torch", "Tensor");
-  }
-  return tensor != nullptr && (type == tensor || type == parameter);
-}
 
 bool is_own(PyObject* value) { return is_numpy(Py_TYPE(value)) || is_torch(Py_TYPE(value)); }
 
@@ -119,6 +104,12 @@ py::object ArrayTable::find(py::handle tree) const {
     if (place >= size) return py::none();
     arrays.append(item(list, static_cast<std::size_t>(place)));
   }
+  return arrays;
+}
+
+py::object ArrayTable::find_ready(py::handle tree) const {
+  py::object arrays = find(tree);
+  if (!is_none(arrays) && !unready(py::list(arrays), shapes_).empty()) return py::none();
   return arrays;
 }
 

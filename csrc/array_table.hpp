@@ -24,6 +24,8 @@ class ArrayTable {
   // holds anything but NumPy's and torch's own arrays, lacks a wanted array, or holds an unknown one, and for a dict
   // with a key that is no str.
   pybind11::object find(pybind11::handle tree) const;
+  // The same if the arrays have their shapes, and the engine reads them in place; else None.
+  pybind11::object find_ready(pybind11::handle tree) const;
   // Returns whether a tree is a list of the wanted arrays alone, in their order, for a layout with names.
   bool is_bare(pybind11::handle tree) const;
   // Returns the arguments of the constructor, for copies in other processes.

@@ -10,17 +10,30 @@ namespace py = pybind11;
 namespace afflux::python {
 namespace {
 
-// Returns true for torch.nn.Parameter, the only subclass of a tensor that is known to keep __dlpack__ unchanged.
+// A class of torch, which is known once a type of its name and module was seen. Create it once for the process.
+class TorchClass {
+ public:
+  TorchClass(const char* name, const char* module) : name_(name), module_(module) {}
+  bool is(PyTypeObject* type) {
+    if (type == type_) return true;
+    if (type_ != nullptr || std::strcmp(type->tp_name, name_) != 0) return false;
+    static const Attribute attribute("__module__");
+    const py::object module = attribute.of_any(reinterpret_cast<PyObject*>(type));
+    if (!module || !py::isinstance<py::str>(module) || module.cast<std::string>() != module_) return false;
+    Py_INCREF(type);  // the type is held, so that no other type gets its address
+    type_ = type;
+    return true;
+  }
+
+ private:
+  const char *const name_, *const module_;
+  const PyTypeObject* type_ = nullptr;
+};
+
+// torch.nn.Parameter is the only subclass of a tensor that is known to keep __dlpack__ unchanged.
 bool is_parameter(PyTypeObject* type) {
-  static const PyTypeObject* parameter_type = nullptr;
-  if (type == parameter_type) return true;
-  if (parameter_type != nullptr || std::strcmp(type->tp_name, "Parameter") != 0) return false;
-  static const Attribute module("__module__");
-  const py::object name = module.of_any(reinterpret_cast<PyObject*>(type));
-  if (!name || !py::isinstance<py::str>(name) || name.cast<std::string>() != "torch.nn.parameter") return false;
-  Py_INCREF(type);  // the type is held, so that no other type gets its address
-  parameter_type = type;
-  return true;
+  static TorchClass parameter("Parameter", "torch.nn.parameter");
+  return parameter.is(type);
 }
 
 const dlpack::Exchange* exchange_of(PyTypeObject* type) {
@@ -43,6 +56,11 @@ const dlpack::Exchange* exchange_of(PyTypeObject* type) {
 }
 
 }  // namespace
+
+bool is_torch(PyTypeObject* type) {
+  static TorchClass tensor("Tensor", "torch");
+  return tensor.is(type) || is_parameter(type);
+}
 
 bool described(py::handle object, dlpack::Tensor* out) {
   const dlpack::Exchange* const exchange = exchange_of(Py_TYPE(object.ptr()));

@@ -7,6 +7,9 @@
 
 namespace afflux::python {
 
+// Returns whether a type is torch.Tensor or torch.nn.Parameter. Does not import torch.
+bool is_torch(PyTypeObject* type);
+
 // Describes the object's memory, if that is on the host. The description is valid while the GIL and the object are
 // held. Returns false if __dlpack__ must be called: the library has no such functions, a subclass may have its own
 // __dlpack__, the memory is on a GPU (there __dlpack__ orders the streams), or the library reports an error.

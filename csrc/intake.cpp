@@ -12,7 +12,6 @@
 #include "ledger.hpp"
 #include "numpy_array.hpp"
 #include "parts.hpp"
-#include "ready.hpp"
 #include "release.hpp"
 
 namespace py = pybind11;
@@ -28,9 +27,7 @@ bool Ledger::may_take_in() const {
 py::object Intake::arrays_of(py::handle tree, bool is_model) const {
   // An OrderedDict may be a module's state_dict, which is no update or gradient.
   if (is_none(table) || (PyODict_CheckExact(tree.ptr()) && !is_model)) return py::none();
-  py::object arrays = table.cast<const ArrayTable&>().find(tree);
-  if (is_none(arrays) || !unready(py::list(arrays), py::tuple(shapes)).empty()) return py::none();
-  return arrays;
+  return table.cast<const ArrayTable&>().find_ready(tree);
 }
 
 bool Ledger::is_plain(py::handle client, py::handle version, py::handle num_examples, py::handle loss) const {
@@ -130,7 +127,7 @@ py::object Ledger::push(py::handle client, py::handle version, py::handle update
 }
 
 void Ledger::take_vectors(py::handle intake) {
-  check_tuple(intake, 11, "an intake");
+  check_tuple(intake, 10, "an intake");
   const auto kind = item(intake, 0).cast<std::string>();
   intake_ = Intake{kind == "update"     ? std::size_t{0}
                    : kind == "gradient" ? std::size_t{1}
@@ -143,8 +140,7 @@ void Ledger::take_vectors(py::handle intake) {
                    py::tuple(pools_of(item(intake, 6))),
                    held(item(intake, 7)),
                    held(item(intake, 8)),
-                   held(item(intake, 9)),
-                   held(item(intake, 10))};
+                   held(item(intake, 9))};
 }
 
 }  // namespace afflux::python

@@ -142,9 +142,9 @@ int Ledger::traverse(visitproc visit, void* argument) const {
                                       &classes_.state, &classes_.passes, &mutex_, &failure_})
     each(*reference);
   if (intake_)
-    for (const py::object* reference : {&intake_->table, &intake_->shapes, &intake_->borders, &intake_->dtype})
+    for (const py::object* reference :
+         std::initializer_list<const py::object*>{&intake_->pools, &intake_->table, &intake_->borders, &intake_->dtype})
       each(*reference);
-  if (intake_) each(intake_->pools);
   each(places_);
   now_.for_each(each);
   if (decided_) decided_->state.for_each(each);

@@ -124,11 +124,11 @@ struct Intake {
   std::int64_t size;
   int num_threads;
   double max_abs, max_norm;
-  double most_squares;    // the largest sum of squares for which inner products cannot overflow
-  pybind11::tuple pools;  // of slots
-  // Of trees: the ArrayTable, or None: they are left to Python; and the shapes of their arrays. Of the parts that a
-  // step reads in place: the borders, or None: there are no such parts; and the dtype.
-  pybind11::object table, shapes, borders, dtype;
+  double most_squares;     // the largest sum of squares for which inner products cannot overflow
+  pybind11::tuple pools;   // of slots
+  pybind11::object table;  // the ArrayTable of trees, or None: they are left to Python
+  // Of the parts that a step reads in place: the borders, or None: there are no such parts; and the dtype.
+  pybind11::object borders, dtype;
 
   static constexpr std::size_t kModel = 2;
   pybind11::object arrays_of(pybind11::handle tree, bool is_model) const;

@@ -140,6 +140,21 @@ REPLACED = {
 }
 
 
+def test_an_open_that_fails_says_of_no_option_that_it_changes(tmp_path, caplog, monkeypatch):
+    with Server(fedbuff(buffer_size=2), np.zeros(3), store=tmp_path / "store") as server:
+        pushed(server, arrivals=5)
+    with monkeypatch.context() as broken:
+        broken.setattr("afflux.server.persistence.arrivals_of", raised_by_a_test)
+        check_error("by a test", Server.open, tmp_path / "store", max_norm=1.0)
+    assert caplog.messages == []
+    with Server.open(tmp_path / "store") as server:
+        assert server.options.max_norm is None
+
+
+def raised_by_a_test(*_):
+    raise AffluxError("by a test")
+
+
 def test_open_replaces_limits_and_says_from_which_version_on(tmp_path, caplog):
     with Server(fedbuff(buffer_size=2), np.zeros(3), store=tmp_path / "store", max_norm=50.0) as server:
         pushed(server, arrivals=5)

@@ -56,8 +56,8 @@ class Matcher:
         self._may_be_bare = in_order and not (in_list and names)
         is_list = set(all_names) == {str(place) for place in range(len(all_names))}
         longest = len(all_names) if is_list else 0  # length of a flat list without unknown arrays
-        known = None if partial else self._known
-        self.table = ArrayTable(names, self._shapes, known, places if in_list else [], longest, in_order)
+        allowed = None if partial else self._known
+        self.table = ArrayTable(names, self._shapes, allowed, places if in_list else [], longest, in_order)
 
     def is_bare(self, tree: Any) -> bool:
         """Return whether a tree is a flat list of the wanted arrays alone, in their order, for a layout with names."""

@@ -119,9 +119,9 @@ _MOST_ADAPTERS = 64
 
 def _adapter_of(tree: Tree, roles: Roles | None, threads: int) -> InputAdapter:
     """Return an adapter for trees like this one. It is kept if it depends on names, shapes and types alone."""
-    key = None if roles is not None or (alike := structure(tree)) is None else (alike, threads)
-    if key is not None and (kept := _adapters.get(key)) is not None:
-        return kept
+    facts = structure(tree) if roles is None else None
+    if facts is not None and (cached := _adapters.get((facts, threads))) is not None:
+        return cached
     try:
         layout = Layout.of(tree, roles=roles)
         adapter, _ = InputAdapter.of(tree, "update", threads, layout)
@@ -131,10 +131,10 @@ def _adapter_of(tree: Tree, roles: Roles | None, threads: int) -> InputAdapter:
     if adapter.plane.gpu is not None:
         raise UnavailableError(f"[aggregate] trees is on {adapter.plane.gpu}: use a Server")
     depends_on_values = layout.copied or layout.constants or layout.locals or layout.aliases
-    if key is not None and not depends_on_values and all(is_known_statistic(field.name) for field in layout.buffers):
+    if facts is not None and not depends_on_values and all(is_known_statistic(field.name) for field in layout.buffers):
         if len(_adapters) >= _MOST_ADAPTERS:
             _adapters.clear()
-        _adapters[key] = adapter
+        _adapters[facts, threads] = adapter
     return adapter
 
 

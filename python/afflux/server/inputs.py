@@ -232,16 +232,16 @@ class InputAdapter:
         """The names of the arrays of a tree."""
         return () if self.layout is None else self.layout._parameter_matcher.names
 
-    def plain_arrays(self) -> tuple[ArrayTable | None, tuple[tuple[int, ...], ...], Int64 | None]:
-        """Return what the ledger needs to read arrays itself: a table and the shapes of those of a tree, None if trees
-        are left to Python; and the borders of parts that are read in place, None if they are left to Python.
+    def plain_arrays(self) -> tuple[ArrayTable | None, Int64 | None]:
+        """Return what the ledger needs to read arrays itself: the table of those of a tree, None if trees are left to
+        Python; and the borders of parts that are read in place, None if they are left to Python.
         """
         layout = self.layout
         if layout is None:
-            return None, (), np.array([0, self.size])
+            return None, np.array([0, self.size])
         if layout.apart or layout.aliases:
-            return None, (), None
-        return layout._parameter_matcher.table, layout._parameter_matcher.places.shapes, layout._borders
+            return None, None
+        return layout._parameter_matcher.table, layout._borders
 
     def in_place(self, subject: str, parts: Any, conversion: ops.Conversion | None) -> Slot:
         """Return the result of `parts` as a slot of a round that is made at once."""

@@ -169,7 +169,6 @@ def load_store(
     """
     admission, plane = aggregator.admission, aggregator.plane
     options.for_place(aggregator.rule, plane.gpu, store=True)
-    store.replace_options(options)
     store.vectors.use(plane)
     if isinstance(plane, LocalPlane) and plane.gpu is not None:  # without the initial version of this server
         plane.use_versions(None)
@@ -183,6 +182,7 @@ def load_store(
     retained = {held.version: now if held is last else _on_device(held, aggregator) for held in older}
     state = store.attach(structs.replace(saved.state, current=now, waiting=arrivals), last.params, older)
     admission.load(state)
+    store.replace_options(options)
     aggregator.attach(store)
     restore(admission, store.open_tasks(), {**retained, now.version: now})
     admission.compact_task_events()

@@ -144,14 +144,14 @@ def take_in(
         return request
     kind, vector, subject, client_id = request.kind, request.vector, request.subject, request.client_id
     parts, statistics = vector, None
-    own = list[Any]()  # the tree's own arrays
+    originals = list[Any]()  # the tree's own arrays
     if type(vector) is not np.ndarray or vector.shape != (adapter.size,):
-        parts = adapter.parts(subject, vector, own)
+        parts = adapter.parts(subject, vector, originals)
     if adapter.layout is not None and adapter.layout.apart:
         most, whose = aggregator.admission.limits.max_abs, subject.removesuffix(f" {kind}")
         statistics = adapter.buffers(whose, vector if kind == "model" else None, call.buffers, most, vector)
     if ticket.memory is not None:
-        ticket.memory = adapter.memory(vector, own, vector if kind == "model" else None, call.buffers)
+        ticket.memory = adapter.memory(vector, originals, vector if kind == "model" else None, call.buffers)
     row = conversion = None
     ticket.checking = False  # until the vector is read, errors are those of the server
     if lend is None:

@@ -248,8 +248,8 @@ class Store:
 
         `moves` and `swept` are of a round that is not published yet; `state` is the state after the round.
         """
-        kept, newest = checkpoint or self._checkpoint, state.current.version
-        now = next((model for model in kept.retained if model.version == newest), None) or self._in_slot(state.current)
+        last, newest = checkpoint or self._checkpoint, state.current.version
+        now = next((model for model in last.retained if model.version == newest), None) or self._in_slot(state.current)
         rows, counts = dict[ClientId, Place](), None
         if self.rows is not None:
             rows, counts = self.rows.changed_places(moves), self.rows.counts if moves is None else moves.counts
@@ -257,15 +257,15 @@ class Store:
         total = state.terms[0].total[0] if state.terms else None
         places = self.vectors.save(now.params, state.rule_vectors, total, slots, swept)
         if self._power:
-            self.vectors.flush(places, kept.places.values(), rows.values())
+            self.vectors.flush(places, last.places.values(), rows.values())
         meta = scalar_facts({"durability": self.durability, "largest_row": self._largest_row}, state)
         meta["retained_buffers"] = {
-            model.version: model.buffers.tolist() for model in kept.retained if model.buffers is not None
+            model.version: model.buffers.tolist() for model in last.retained if model.buffers is not None
         }
-        meta["asked"] = list(kept.asked)
+        meta["asked"] = list(last.asked)
         if counts is not None:
             meta["rows"] = counts.clients, counts.high, [*counts.free, *counts.retired]
-        retained = {f"params:{version}": place for version, place in kept.places.items()}
+        retained = {f"params:{version}": place for version, place in last.places.items()}
         lists, written = list_updates(state, self._lists)
         options = {name: value for name, value in self.options.items() if name not in COMMITS}
         commits = {name: self.options[name] for name in COMMITS}
@@ -275,9 +275,9 @@ class Store:
 
         def after_commit() -> None:
             self._stored_settings = settings
-            self.vectors.set_committed(places, [now.params, *(model.params for model in kept.retained)])
+            self.vectors.set_committed(places, [now.params, *(model.params for model in last.retained)])
             self._lists = written
-            self._checkpoint = kept
+            self._checkpoint = last
             if checkpoint is not None and self.rows is not None and counts is not None:
                 self.rows.set_committed(counts)
 
@@ -287,7 +287,7 @@ class Store:
             Transaction(
                 meta,
                 None if now.buffers is None else now.buffers.tobytes(),
-                kept.notes,
+                last.notes,
                 {"params": places.params, **places.vectors, **retained},
                 [stored_arrival(arrival, places.arrivals.get(arrival.join)) for arrival in state.waiting],
                 rows,

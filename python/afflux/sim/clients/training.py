@@ -158,11 +158,11 @@ class Trainer:
         batches = batch_indices(size, config.batch_size, steps, rng, config.drop_last)
         own_shift = None if shift is None else torch.from_numpy(shift).to(self._model.device)
         losses, seen, terms = 0.0, 0, self._gradient_terms(pulled, own_shift)
-        made: Iterator[tuple[float, int]]
-        made = ((self._step(*take(data, batch), terms), len(batch)) for batch in batches)
+        results: Iterator[tuple[float, int]]
+        results = ((self._step(*take(data, batch), terms), len(batch)) for batch in batches)
         if self._compiled is not None:
-            made = self._compiled_steps(data, batches, terms, torch.tensor(pulled), own_shift)
-        for loss, length in made:
+            results = self._compiled_steps(data, batches, terms, torch.tensor(pulled), own_shift)
+        for loss, length in results:
             losses += loss * length
             seen += length
         return losses / seen, steps, min(size, config.batch_size) if config.examples == "batch" else size
