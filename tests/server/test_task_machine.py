@@ -52,7 +52,7 @@ class Tasks(RuleBasedStateMachine):
     def push(self, data, kind):
         if not self.open:
             return
-        task = data.draw(st.sampled_from(sorted(self.open)))
+        task = data.draw(st.sampled_from([*self.open]))
         newest, value = self.server.version, np.full(D, float(next(self.values)))
         receipt = self.server.push(task=task, **{kind: value})
         self.check(task, kind, value, newest, receipt)
@@ -63,7 +63,7 @@ class Tasks(RuleBasedStateMachine):
     @rule(data=st.data())
     def step(self, data):
         """Some tasks are pushed at once, one of them perhaps twice."""
-        tasks = data.draw(st.lists(st.sampled_from(sorted(self.open)), max_size=4)) if self.open else []
+        tasks = data.draw(st.lists(st.sampled_from([*self.open]), max_size=4)) if self.open else []
         newest, values = self.server.version, [np.full(D, float(next(self.values))) for _ in tasks]
         kinds = ["update" if i % 2 else "model" for i in range(len(tasks))]
         entries = zip(tasks, kinds, values, strict=True)
