@@ -401,13 +401,15 @@ def test_a_push_checks_arrays_as_it_reads_them(change, message, form):
 
 
 @pytest.mark.parametrize("method", ["push", "step"])
-@pytest.mark.parametrize("kind", ["update", "gradient", "model"])
+@pytest.mark.parametrize("kind", ["update", "gradient", "model", "model of a client"])
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("form", [dict, OrderedDict, lambda tree: [*tree.values()], lambda tree: (*tree.values(),)])
 def test_plain_trees_give_what_other_pushes_give(form, library, kind, method, rng):
     """A push with local_steps is read in Python, one without by the ledger: the same bits, receipts and statistics."""
     array = np.asarray if library == "numpy" else torch.from_numpy
-    rule = {"update": fedbuff(buffer_size=3), "gradient": sasgd(buffer_size=3), "model": fedasync()}[kind]
+    updates = fedbuff(buffer_size=3)
+    rule = {"update": updates, "gradient": sasgd(buffer_size=3), "model": fedasync()}.get(kind, updates)
+    kind = kind.removesuffix(" of a client")
 
     def tree():
         return form({name: array(rng.standard_normal(shape).astype("float32")) for name, shape in SHAPES.items()})
@@ -418,7 +420,8 @@ def test_plain_trees_give_what_other_pushes_give(form, library, kind, method, rn
         server = Server(rule, start, log=True)
         receipts = []
         for i, each in enumerate(trees):
-            push = {"client": i % 4, "version": server.version, kind: each, "num_examples": i + 1, "loss": float(i)}
+            pulled = server.pull() if i % 2 else server.version
+            push = {"client": i % 4, "version": pulled, kind: each, "num_examples": i + 1, "loss": float(i)}
             if method == "push":
                 receipts.append(server.push(**push, **others)[:5])
             else:

@@ -23,6 +23,7 @@ from afflux.server.inputs import InputAdapter, Memory, is_tree, require_own_memo
 
 Array = ops.Array
 _warn_once = cache(warn_of_means)
+_ROLES_OF_VECTOR: Roles = {"it": "trained"}
 
 
 def aggregate(
@@ -63,8 +64,8 @@ def aggregate(
         UnavailableError: arrays on a GPU; a `Server` takes them.
 
     Cost: each array is read once, and `out` is written once. Arrays that are strided, or an `out` of float16, bfloat16
-    or of several dtypes, are copied. For flat dicts of NumPy's and torch's own arrays, all trained or statistics of
-    torch's names, the layout (names, shapes and types) is made once, and kept for 64 kinds of trees.
+    or of several dtypes, are copied. For vectors and flat dicts of NumPy's and torch's own arrays, all trained or
+    statistics of torch's names, the layout (names, shapes and types) is made once, and kept for 64 kinds of trees.
 
     >>> import numpy as np
     >>> from afflux import aggregate
@@ -75,7 +76,7 @@ def aggregate(
     inputs = _listed(trees)
     if not is_tree(inputs[0]):  # vectors are trees of one array, which messages call "it"
         vectors, flat_out = [{"it": tree} for tree in inputs], None if out is None else {"it": out}
-        mean: Any = aggregate(vectors, weights, flat_out, {"it": "trained"}, num_threads=num_threads)
+        mean: Any = aggregate(vectors, weights, flat_out, _ROLES_OF_VECTOR, num_threads=num_threads)
         return mean["it"]
     threads = ops.threads(optional(a_thread_count)("aggregate", "num_threads", num_threads), "aggregate")
     numbers = _shares(weights, len(inputs))
@@ -119,7 +120,7 @@ _MOST_ADAPTERS = 64
 
 def _adapter_of(tree: Tree, roles: Roles | None, threads: int) -> InputAdapter:
     """Return an adapter for trees like this one. It is kept if it depends on names, shapes and types alone."""
-    facts = structure(tree) if roles is None else None
+    facts = structure(tree) if roles in (None, _ROLES_OF_VECTOR) else None
     if facts is not None and (cached := _adapters.get((facts, threads))) is not None:
         return cached
     try:
