@@ -19,9 +19,27 @@ from mutants_sim import ADAPTERS, SIM
 
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
 
-#: name: (the text to break, what the mutant has in its place, the test file that should notice). Neither file is named
-#: by its folder: the text stands once in all sources, the test file's name once under tests/.
-MUTANTS = ENGINE | SERVER | RULES | SIM | ADAPTERS
+
+def parsed(text: str) -> dict[str, tuple[str, str, str]]:
+    """The mutants of a text by their names: what is broken, what stands in its place, the test file that should notice.
+
+    A paragraph begins with the name of that test file. Each of its mutants is a line with a name, then as in a diff the
+    broken lines or parts of lines, and those in their place. Neither file is named by its folder: what is broken stands
+    once in all sources, the test file's name once under tests/.
+    """
+    mutants = {}
+    for paragraph in text.strip().split("\n\n"):
+        tests, *lines = paragraph.split("\n")
+        for line in lines:
+            if line[0] not in "+-":
+                changes = {"-": [], "+": []}
+                mutants[line] = changes, tests
+            else:
+                changes[line[0]].append(line[1:])
+    return {name: ("\n".join(each["-"]), "\n".join(each["+"]), tests) for name, (each, tests) in mutants.items()}
+
+
+MUTANTS = {name: mutant for text in (ENGINE, SERVER, RULES, SIM, ADAPTERS) for name, mutant in parsed(text).items()}
 
 SOURCES = ("engine", "csrc", "python")
 SUFFIXES = {".py", ".pyi", ".hpp", ".cpp", ".cu", ".txt"}

@@ -1,122 +1,115 @@
 """What `mutants.py` breaks in rules, their parts and the simulator."""
 
-RULES = {
-    "reach: an adaptive step without the bound of epsilon": (
-        "lambda step, d: d / step.epsilon",
-        "lambda step, d: 60 * d",
-        "test_limits.py",
-    ),
-    "reach: yogi's second moment ends at the square": ("(2 - step.beta2) * d * d", "d * d", "test_limits.py"),
-    "reach: the direction of one arrival, not its size": (
-        "lambda step, d: d / (1 - step.beta1), lambda",
-        "lambda step, d: 1 / (1 - step.beta1), lambda",
-        "test_limits.py",
-    ),
-    "dialects: the law of NVFlare without its one more": (
-        "return 1.0 / (1.0 + sqrt(1.0 + staleness))",
-        "return 1.0 / (1.0 + sqrt(staleness))",
-        "test_dialects.py",
-    ),
-    "dialects: the mean over versions is over the buffer": ("pulled.count(v)", "len(pulled)", "test_dialects.py"),
-    "selection: stage two clips what the first clip has left out": (
-        "clip * _shrink(clip * norm, bound)",
-        "clip * _shrink(norm, bound)",
-        "test_by_hand.py",
-    ),
-    "selection: the step's clips forget the memory": (
-        "own = self.alpha * ordered_sum(step)",
-        "own = self.alpha",
-        "test_by_hand.py",
-    ),
-    "selection: the threshold is on the wrong side": (
-        "            if cosine < self.sim_min\n",
-        "            if cosine <= self.sim_min\n",
-        "test_rules.py",
-    ),
-    "selection: products with the unclipped estimate": (
-        "if any(clip < 1.0 for clip in clips):",
-        "if any(clip < 0.0 for clip in clips):",
-        "test_by_hand.py",
-    ),
-    "selection: without it nothing is clipped": (
-        "is_bounded = self.clip is not None and self.clip != inf",
-        "is_bounded = False",
-        "test_rules.py",
-    ),
-    "Arrivals.inner: a failed round stays open": (
-        "        note_stored_frames()\n        if products is not None:\n            products.close()",
-        "        note_stored_frames()",
-        "test_arrivals_inner.py",
-    ),
-    "given: a weight beyond the limits counts": (
-        "return value if LEAST_GIVEN <= value <= MOST_GIVEN else 0.0",
-        "return value",
-        "test_facts.py",
-    ),
-    "score: the threshold is on the wrong side": ("if score < -self.gamma", "if score <= -self.gamma", "test_rules.py"),
-    "score: the bound is epsilon": ("score < -self.gamma * self.epsilon:", "score < -self.epsilon:", "test_rules.py"),
-    "score: scaled and unscaled are exchanged": (
-        "(goal if self.scaled else square)",
-        "(square if self.scaled else goal)",
-        "test_by_hand.py",
-    ),
-    "score: the mean is over the rejected too": (
-        "weights / max(accepted, 1)",
-        "weights / len(arrivals)",
-        "test_by_hand.py",
-    ),
-    "selection: every law counts from the freshest": (
-        " if isinstance(law, Exponential) and not raw else 0",
-        " if not raw else 0",
-        "test_by_hand.py",
-    ),
-    "selection: a large beta overflows": ("self.beta * (cosine - top)", "self.beta * cosine", "test_by_hand.py"),
-    "scheduling: a pass keeps the sum of the last one": (
-        "            rounds = 0.0\n",
-        "            rounds, next_[1, 1] = 0.0, 1.0\n",
-        "test_rules.py",
-    ),
-    "rates: a delay of the threshold shortens the step": (
-        "if tau_max <= self.threshold:",
-        "if tau_max < self.threshold:",
-        "test_rules.py",
-    ),
-    "step: bias correction counts from zero": (
-        "steps = arrivals.version + 1.0",
-        "steps = max(arrivals.version, 1.0)",
-        "test_by_hand.py",
-    ),
-    "step: v_hat starts at 0": ('"v_hat": self.initial_v}', '"v_hat": 0.0}', "test_rules.py"),
-    "streaming: the factor of a shifted exponential law": (
-        "isinstance(law, Exponential) and not raw",
-        "isinstance(law, Exponential)",
-        "test_streaming.py",
-    ),
-    "weigh: staleness counted from one": ("base = 1.0 + staleness", "base = 2.0 + staleness", "test_rules.py"),
-    "codec: the errors of all rows are one": (
-        "row_key(seed, 1, number)",
-        "row_key(seed, 1, 0)",
-        "test_codec_errors.py",
-    ),
-    "controls: all steps draw the same": (
-        "[True] * len(clients), self._steps, extremes",
-        "[True] * len(clients), 0, extremes",
-        "test_sim_local.py",
-    ),
-    "controls: the keys are those of the rule's rows": (
-        "RowCache(MemoryRows(size, codec), num_clients, ~seed)",
-        "RowCache(MemoryRows(size, codec), num_clients, seed)",
-        "test_sim_local.py",
-    ),
-    "reproduce: a run with another setting has ended": (
-        'for name in ("options", "seed", "config"))',
-        'for name in ("options", "seed"))',
-        "test_sim_finished.py",
-    ),
-    "reproduce: a line that was cut off is a run": ('.split("\\n")[:-1]', ".splitlines()", "test_sim_finished.py"),
-    "reproduce: differences are not paired": (
-        "a.late_score() - b.late_score() for",
-        "a.late_score() - others[0].late_score() for",
-        "test_sim_finished.py",
-    ),
-}
+RULES = r"""
+test_limits.py
+reach: an adaptive step without the bound of epsilon
+-lambda step, d: d / step.epsilon
++lambda step, d: 60 * d
+reach: yogi's second moment ends at the square
+-(2 - step.beta2) * d * d
++d * d
+reach: the direction of one arrival, not its size
+-lambda step, d: d / (1 - step.beta1), lambda
++lambda step, d: 1 / (1 - step.beta1), lambda
+
+test_dialects.py
+dialects: the law of NVFlare without its one more
+-return 1.0 / (1.0 + sqrt(1.0 + staleness))
++return 1.0 / (1.0 + sqrt(staleness))
+dialects: the mean over versions is over the buffer
+-pulled.count(v)
++len(pulled)
+
+test_by_hand.py
+selection: stage two clips what the first clip has left out
+-clip * _shrink(clip * norm, bound)
++clip * _shrink(norm, bound)
+selection: the step's clips forget the memory
+-own = self.alpha * ordered_sum(step)
++own = self.alpha
+selection: products with the unclipped estimate
+-if any(clip < 1.0 for clip in clips):
++if any(clip < 0.0 for clip in clips):
+score: scaled and unscaled are exchanged
+-(goal if self.scaled else square)
++(square if self.scaled else goal)
+score: the mean is over the rejected too
+-weights / max(accepted, 1)
++weights / len(arrivals)
+selection: every law counts from the freshest
+- if isinstance(law, Exponential) and not raw else 0
++ if not raw else 0
+selection: a large beta overflows
+-self.beta * (cosine - top)
++self.beta * cosine
+step: bias correction counts from zero
+-steps = arrivals.version + 1.0
++steps = max(arrivals.version, 1.0)
+
+test_rules.py
+selection: the threshold is on the wrong side
+-            if cosine < self.sim_min
++            if cosine <= self.sim_min
+selection: without it nothing is clipped
+-is_bounded = self.clip is not None and self.clip != inf
++is_bounded = False
+score: the threshold is on the wrong side
+-if score < -self.gamma
++if score <= -self.gamma
+score: the bound is epsilon
+-score < -self.gamma * self.epsilon:
++score < -self.epsilon:
+scheduling: a pass keeps the sum of the last one
+-            rounds = 0.0
++            rounds, next_[1, 1] = 0.0, 1.0
+rates: a delay of the threshold shortens the step
+-if tau_max <= self.threshold:
++if tau_max < self.threshold:
+step: v_hat starts at 0
+-"v_hat": self.initial_v}
++"v_hat": 0.0}
+weigh: staleness counted from one
+-base = 1.0 + staleness
++base = 2.0 + staleness
+
+test_arrivals_inner.py
+Arrivals.inner: a failed round stays open
+-        note_stored_frames()
+-        if products is not None:
+-            products.close()
++        note_stored_frames()
+
+test_facts.py
+given: a weight beyond the limits counts
+-return value if LEAST_GIVEN <= value <= MOST_GIVEN else 0.0
++return value
+
+test_streaming.py
+streaming: the factor of a shifted exponential law
+-isinstance(law, Exponential) and not raw
++isinstance(law, Exponential)
+
+test_codec_errors.py
+codec: the errors of all rows are one
+-row_key(seed, 1, number)
++row_key(seed, 1, 0)
+
+test_sim_local.py
+controls: all steps draw the same
+-[True] * len(clients), self._steps, extremes
++[True] * len(clients), 0, extremes
+controls: the keys are those of the rule's rows
+-RowCache(MemoryRows(size, codec), num_clients, ~seed)
++RowCache(MemoryRows(size, codec), num_clients, seed)
+
+test_sim_finished.py
+reproduce: a run with another setting has ended
+-for name in ("options", "seed", "config"))
++for name in ("options", "seed"))
+reproduce: a line that was cut off is a run
+-.split("\n")[:-1]
++.splitlines()
+reproduce: differences are not paired
+-a.late_score() - b.late_score() for
++a.late_score() - others[0].late_score() for
+"""

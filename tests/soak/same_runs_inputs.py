@@ -13,49 +13,29 @@ import numpy as np
 IMAGES = "--num-clients 4 --concurrency 2 --arrivals 4 --eval-every 2 --local-steps 1 --batch-size 4 --partition iid"
 OWNERS = "--concurrency 2 --arrivals 4 --eval-every 2 --local-steps 1 --batch-size 4"
 DIGITS = "--model logreg --num-clients 12 --concurrency 4 --arrivals 30 --eval-every 10"
+LAWS = "constant exponential fadas-large:gamma=0.5 ca2fl ca2fl-1 ca2fl-0.5 ca2fl-fixed"
+LAWS += " device-times:file=data/times.csv:time=ms:deviation=std"
+
+
+def _tasks(words: str, options: str) -> dict[str, str]:
+    """Return the runs of words DATA/NETWORK/FORM, with these further options."""
+    tasks = [word.split("/") for word in words.split()]
+    return {
+        f"{data}-{network}-{form}": f"--task papers:dataset={data}:network={network} --data-dir data/{form} {options}"
+        for data, network, form in tasks
+    }
+
+
 #: Arguments of `afflux run --rule fedbuff:buffer_size=2`, by the name of the run folder.
 RUNS = {
-    **{
-        f"{data}-{network}-{form}": f"--task papers:dataset={data}:network={network} --data-dir data/{form} {IMAGES}"
-        for data, network, form in (
-            ("mnist", "mlp", "idx"),
-            ("fashion-mnist", "logreg", "idx"),
-            ("emnist-balanced", "wkafl-cnn", "idx"),
-            ("emnist-letters", "logreg", "npz"),
-            ("cifar10", "lenet5", "npz"),
-            ("cifar10", "afl-cnn", "bin"),
-            ("cifar10", "ca2fl-cnn", "py"),
-            ("cifar100", "fadas-cnn", "py"),
-            ("cifar100", "resnet18-bn", "bin"),
-            ("cifar100", "resnet18-gn", "npz"),
-        )
-    },
-    **{
-        f"{data}-{network}-{form}": f"--task papers:dataset={data}:network={network} --data-dir data/{form} {OWNERS}"
-        for data, network, form in (
-            ("femnist", "wkafl-cnn", "leaf"),
-            ("shakespeare", "char-lstm", "leaf"),
-            ("shakespeare", "char-lstm", "table"),
-            ("shakespeare", "char-lstm", "roles"),
-        )
-    },
+    **_tasks("mnist/mlp/idx fashion-mnist/logreg/idx emnist-balanced/wkafl-cnn/idx emnist-letters/logreg/npz", IMAGES),
+    **_tasks("cifar10/lenet5/npz cifar10/afl-cnn/bin cifar10/ca2fl-cnn/py cifar100/fadas-cnn/py", IMAGES),
+    **_tasks("cifar100/resnet18-bn/bin cifar100/resnet18-gn/npz", IMAGES),
+    **_tasks("femnist/wkafl-cnn/leaf", OWNERS),
+    **_tasks("shakespeare/char-lstm/leaf shakespeare/char-lstm/table shakespeare/char-lstm/roles", OWNERS),
     "images-mnist-wkafl-cnn": f"--data mnist --model wkafl-cnn --data-dir data/npz {IMAGES}",
     "images-mnist-cnn": f"--data mnist --model cnn --data-dir data/npz {IMAGES}",
-    **{
-        f"delays-{number}": f"{DIGITS} --delays {law}"
-        for number, law in enumerate(
-            (
-                "constant",
-                "exponential",
-                "fadas-large:gamma=0.5",
-                "ca2fl",
-                "ca2fl-1",
-                "ca2fl-0.5",
-                "ca2fl-fixed",
-                "device-times:file=data/times.csv:time=ms:deviation=std",
-            )
-        )
-    },
+    **{f"delays-{number}": f"{DIGITS} --delays {law}" for number, law in enumerate(LAWS.split())},
     **{
         name: f"{DIGITS} {options}"
         for name, options in {
@@ -79,12 +59,8 @@ def write_data(folder: Path) -> None:
     grey = _parts(rng, (28, 28), 26)
     colour = _parts(rng, (3, 32, 32), 10)
     (folder / "npz").mkdir(parents=True)
-    for name, parts in {
-        "mnist": _parts(rng, (28, 28), 10),
-        "emnist-letters": grey,
-        "cifar10": colour,
-        "cifar100": colour,
-    }.items():
+    archives = {"mnist": _parts(rng, (28, 28), 10), "emnist-letters": grey, "cifar10": colour, "cifar100": colour}
+    for name, parts in archives.items():
         (x, y), (x_test, y_test) = parts
         np.savez(folder / "npz" / f"{name}.npz", x_train=x, y_train=y, x_test=x_test, y_test=y_test)
     for place, prefixes, suffix in (
