@@ -166,19 +166,9 @@ def read_only(array):
 
 def reproducible(result):
     """All of a simulation's result but the seconds."""
-    return (
-        result.spec,
-        result.seed,
-        result.evaluations,
-        result.staleness.tolist(),
-        result.round_staleness.tolist(),
-        result.clients.tolist(),
-        result.decisions,
-        result.totals,
-        result.state_bytes,
-        result.num_clients,
-        result.params.tobytes(),
-    )
+    facts = (result.spec, result.seed, result.evaluations, result.decisions, result.totals, result.state_bytes)
+    arrays = (result.staleness.tolist(), result.round_staleness.tolist(), result.clients.tolist())
+    return (*facts, result.num_clients, *arrays, result.params.tobytes())
 
 
 #: JAX warns of every fork once another test file of this process has used it; the children here use none of it.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from types import FunctionType
 
 import numpy as np
 import torch
@@ -92,31 +93,10 @@ def _make(name=None, **options):
 
 
 def _options(rng):
-    given = {
-        "num_clients": 5,
-        "max_staleness": 3,
-        "max_slots": 9,
-        "max_versions": 4,
-        "seed": 1,
-        "log": True,
-        "faults": "raise",
-    }
-    given |= {
-        "dtype": "float32",
-        "slot_dtype": "bfloat16",
-        "flush_after": 10.0,
-        "clip_norms": 2.0,
-        "memory_budget": 10**9,
-        "duplicates": "both",
-    }
-    given |= {
-        "commit_every": 1,
-        "durability": None,
-        "accumulate": False,
-        "inplace": False,
-        "rows_on": "device",
-        "facts": ("tokens",),
-    }
+    given = {"num_clients": 5, "max_staleness": 3, "max_slots": 9, "max_versions": 4, "seed": 1, "log": True}
+    given |= {"faults": "raise", "dtype": "float32", "slot_dtype": "bfloat16", "flush_after": 10.0, "clip_norms": 2.0}
+    given |= {"memory_budget": 10**9, "duplicates": "both", "commit_every": 1, "durability": None, "accumulate": False}
+    given |= {"inplace": False, "rows_on": "device", "facts": ("tokens",)}
     return {name: given[name] for name in rng.sample(sorted(given), rng.randrange(5))}
 
 
@@ -128,14 +108,8 @@ def _parts():
 
 
 def _part_fields(rng, cls):
-    sound = {
-        "lr": 0.1,
-        "law": staleness.Constant(),
-        "rates": {0: 0.1},
-        "mode": "inverse",
-        "normalise": "count",
-        "fact": "q",
-    }
+    sound = {"lr": 0.1, "law": staleness.Constant(), "rates": {0: 0.1}}
+    sound |= {"mode": "inverse", "normalise": "count", "fact": "q"}
     return {
         field.name: sound.get(field.name, field.default)
         for field in dataclasses.fields(cls)
@@ -144,99 +118,97 @@ def _part_fields(rng, cls):
 
 
 def _function(function, **arguments):
-    return lambda rng: (function, {name: make(rng) for name, make in arguments.items()})
+    """A call with these arguments; a function among them makes one."""
+    return lambda rng: (function, {n: a(rng) if isinstance(a, FunctionType) else a for n, a in arguments.items()})
 
 
 def _whole(function, arguments):
     return lambda rng: (function, arguments(rng))
 
 
-def _just(value):
-    return lambda rng: value
+def _server(rng):
+    given = {"rule": rng.choice([rules.fedbuff(), rules.ca2fl(), rules.fedadam()]), "num_threads": 1, "push_threads": 1}
+    given |= {"params": rng.choice([vector(rng), tree(rng)]), "layout": None, "on_step": None, "num_clients": 20}
+    return given | _options(rng)
 
 
-ONE = _just(1)
 STATELESS = {
     "ops.ingest": _function(
         ops.ingest,
         update=lambda rng: rng.choice([vector(rng), [vector(rng, size=2), vector(rng, size=4)]]),
         slot=vector,
-        num_threads=ONE,
+        num_threads=1,
         conversion=_conversion,
     ),
-    "ops.gram": _function(ops.gram, vectors=lambda rng: vectors(rng, rng.randrange(4)), num_threads=ONE),
+    "ops.gram": _function(ops.gram, vectors=lambda rng: vectors(rng, rng.randrange(4)), num_threads=1),
     "ops.inner": _function(
         ops.inner,
         vectors=lambda rng: vectors(rng, 2),
-        weights=_just(np.array([0.5, -1.0])),
+        weights=np.array([0.5, -1.0]),
         memory=vector,
-        shift=_just(0.5),
-        memory_weight=_just(1.0),
-        num_threads=ONE,
+        shift=0.5,
+        memory_weight=1.0,
+        num_threads=1,
     ),
     "ops.Parts": _function(
         ops.Parts,
         arrays=lambda rng: [vector(rng), vector(rng, size=1)],
-        borders=_just(np.array([0, D, D + 1])),
+        borders=np.array([0, D, D + 1]),
         conversion=_conversion,
-        dtype=_just("float32"),
+        dtype="float32",
     ),
-    "ops.apply": _function(ops.apply, round=some_pass, num_threads=ONE, done=lambda rng: [], checksums=lambda rng: []),
+    "ops.apply": _function(ops.apply, round=some_pass, num_threads=1, done=lambda rng: [], checksums=lambda rng: []),
     "ops.check": _function(ops.check, round=some_pass),
-    "ops.row_bytes": _function(ops.row_bytes, size=_just(5), codec=_just("affine-4")),
+    "ops.row_bytes": _function(ops.row_bytes, size=5, codec="affine-4"),
     "ops.encode": _whole(ops.encode, lambda rng: _coded(rng) | {"facts": ops.RowFacts(3, -1.0, 1.0)}),
     "ops.decode": _whole(ops.decode, _coded),
-    "ops.crc32c": _function(ops.crc32c, data=vector, block=_just(8), head=_just(0), num_threads=ONE),
-    "ops.threads": _function(ops.threads, num_threads=ONE),
-    "ops.choose_isa": _function(ops.choose_isa, name=_just("baseline")),
-    "ops.choose_policy": _function(ops.choose_policy, text=_just("prefetch=64,stream=0,stages=tiled")),
-    "exp": _function(afflux.exp, x=_just(1.0)),
-    "log": _function(afflux.log, x=_just(1.0)),
-    "pow": _function(afflux.pow, x=_just(2.0), y=_just(0.5)),
-    "codecs.affine": _function(codecs.affine, bits=_just(4), scope=_just("block")),
-    "codecs.rotated": _function(codecs.rotated, bits=_just(4)),
-    "codecs.named": _function(codecs.named, codec=_just("float32")),
-    "codecs.Codec": _function(codecs.Codec, name=_just("float16")),
-    "codecs.Codec.row_bytes": _function(codecs.affine(4).row_bytes, size=_just(9)),
-    "codecs.Codec.row_size": _function(codecs.float16.row_size, size=_just(9)),
+    "ops.crc32c": _function(ops.crc32c, data=vector, block=8, head=0, num_threads=1),
+    "ops.threads": _function(ops.threads, num_threads=1),
+    "ops.choose_isa": _function(ops.choose_isa, name="baseline"),
+    "ops.choose_policy": _function(ops.choose_policy, text="prefetch=64,stream=0,stages=tiled"),
+    "exp": _function(afflux.exp, x=1.0),
+    "log": _function(afflux.log, x=1.0),
+    "pow": _function(afflux.pow, x=2.0, y=0.5),
+    "codecs.affine": _function(codecs.affine, bits=4, scope="block"),
+    "codecs.rotated": _function(codecs.rotated, bits=4),
+    "codecs.named": _function(codecs.named, codec="float32"),
+    "codecs.Codec": _function(codecs.Codec, name="float16"),
+    "codecs.Codec.row_bytes": _function(codecs.affine(4).row_bytes, size=9),
+    "codecs.Codec.row_size": _function(codecs.float16.row_size, size=9),
     "rules.make": _whole(_make, _preset),
     "rules.make(fedbuff)": _function(
         _make,
-        name=_just("fedbuff"),
-        buffer_size=ONE,
-        staleness=_just({"part": "hinge", "a": 1, "b": 2}),
-        server_lr=_just({"part": "by_version", "rates": {"0": 1.0}}),
-        dialect=_just("paper"),
+        name="fedbuff",
+        buffer_size=1,
+        staleness={"part": "hinge", "a": 1, "b": 2},
+        server_lr={"part": "by_version", "rates": {"0": 1.0}},
+        dialect="paper",
     ),
     "rules.from_config": _function(rules.from_config, config=lambda rng: _make(**_preset(rng)).to_config()),
-    "rules.register": _function(rules.register, name=_just("some_part"), role=_just("step")),
-    "cached_difference": _function(
-        calibration.cached_difference, codec=_just("affine-4"), quantize_direction=_just(True)
-    ),
+    "rules.register": _function(rules.register, name="some_part", role="step"),
+    "cached_difference": _function(calibration.cached_difference, codec="affine-4", quantize_direction=True),
     "Calibrate": _function(
         afflux.Calibrate,
-        cached=_just(True),
-        direction=_just("mean"),
-        divide_by=_just("all"),
-        codec=_just(codecs.affine(4)),
-        quantize_direction=_just(False),
+        cached=True,
+        direction="mean",
+        divide_by="all",
+        codec=codecs.affine(4),
+        quantize_direction=False,
     ),
     "Rule": _function(
         Rule,
-        name=_just("own"),
-        kind=_just("update"),
-        buffer_size=ONE,
-        weigh=_just(weights.Uniform()),
-        calibrate=_just(calibration.NONE),
-        step=_just(optimizers.Sgd()),
+        name="own",
+        kind="update",
+        buffer_size=1,
+        weigh=weights.Uniform(),
+        calibrate=calibration.NONE,
+        step=optimizers.Sgd(),
     ),
-    "Layout.of": _function(
-        Layout.of, tree=tree, select=_just(["w", "b"]), buffers=_just(["b"]), roles=_just({"b": "statistic"})
-    ),
+    "Layout.of": _function(Layout.of, tree=tree, select=["w", "b"], buffers=["b"], roles={"b": "statistic"}),
     "Layout.from_json": _function(Layout.from_json, data=lambda rng: Layout.of(TREE).to_json()),
     "Layout.parts": _function(Layout.of(TREE).parts, tree=tree),
     "Layout.arrays": _function(Layout.of(TREE).arrays, tree=tree),
-    "Layout.flatten": _function(Layout.of(TREE).flatten, tree=tree, out=vector, dtype=_just("float32")),
+    "Layout.flatten": _function(Layout.of(TREE).flatten, tree=tree, out=vector, dtype="float32"),
     "Layout.flatten_buffers": _function(Layout.of(TREE).flatten_buffers, tree=tree),
     "Layout.views": _function(Layout.of(TREE).views, flat=vector, buffers=lambda rng: vector(rng, "float64", 3)),
     "Layout.load": _function(
@@ -247,21 +219,7 @@ STATELESS = {
         plan,
         lambda rng: {"rule": rules.fedbuff(), "d": 10, "options": None, "store": False, "gpu": False} | _options(rng),
     ),
-    "Server": _whole(
-        Server,
-        lambda rng: (
-            {
-                "rule": rng.choice([rules.fedbuff(), rules.ca2fl(), rules.fedadam()]),
-                "params": rng.choice([vector(rng), tree(rng)]),
-                "num_threads": 1,
-                "push_threads": 1,
-                "layout": None,
-                "on_step": None,
-                "num_clients": 20,
-            }
-            | _options(rng)
-        ),
-    ),
+    "Server": _whole(Server, _server),
     **{f"part {name}": _whole(cls, lambda rng, cls=cls: _part_fields(rng, cls)) for name, cls in _parts()},
     **{
         f"preset {name}": _whole(preset, lambda rng, preset=preset: _defaults(preset))
@@ -270,28 +228,25 @@ STATELESS = {
     **{f"dialect {name}": _whole(cls, lambda rng, cls=cls: _defaults(cls)) for name, cls in dialects.DIALECTS.items()},
 }
 
+
+def _serving(rule, params=lambda: np.zeros(D, np.float32), **options):
+    return lambda **more: Server(rule, params(), **options, **more)
+
+
 SERVERS = {
-    "fedbuff": lambda **more: Server(
-        rules.fedbuff(buffer_size=3), np.zeros(D, np.float32), max_staleness=5, log=True, **more
+    "fedbuff": _serving(rules.fedbuff(buffer_size=3), max_staleness=5, log=True),
+    "record": _serving(rules.fedbuff(buffer_size=3), faults="record", max_versions=3),
+    "tree": _serving(rules.fedbuff(buffer_size=2), lambda: dict(TREE)),
+    "fedasync": _serving(rules.fedasync(), lambda: np.zeros(D), dtype="float64"),
+    "ca2fl": _serving(rules.mf_ca2fl(buffer_size=2), num_clients=6, seed=5),
+    "streaming": _serving(rules.fedavg(buffer_size=3), accumulate=True),
+    "fadas": _serving(rules.fadas(buffer_size=2), slot_dtype="bfloat16"),
+    "wkafl": _serving(
+        rules.wkafl(buffer_size=2), lambda: torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
     ),
-    "record": lambda **more: Server(
-        rules.fedbuff(buffer_size=3), np.zeros(D, np.float32), faults="record", max_versions=3, **more
-    ),
-    "tree": lambda **more: Server(rules.fedbuff(buffer_size=2), dict(TREE), **more),
-    "fedasync": lambda **more: Server(rules.fedasync(), np.zeros(D), dtype="float64", **more),
-    "ca2fl": lambda **more: Server(
-        rules.mf_ca2fl(buffer_size=2), np.zeros(D, np.float32), num_clients=6, seed=5, **more
-    ),
-    "streaming": lambda **more: Server(rules.fedavg(buffer_size=3), np.zeros(D, np.float32), accumulate=True, **more),
-    "fadas": lambda **more: Server(rules.fadas(buffer_size=2), np.zeros(D, np.float32), slot_dtype="bfloat16", **more),
-    "wkafl": lambda **more: Server(
-        rules.wkafl(buffer_size=2), torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1)), **more
-    ),
-    "gsgm": lambda **more: Server(rules.gsgm(buffer_size=2), np.zeros(D, np.float32), num_clients=4, **more),
-    "zenopp": lambda **more: Server(rules.zenopp(server_lr=0.5), np.zeros(D, np.float32), **more),
-    "inplace": lambda **more: Server(
-        rules.fedbuff(buffer_size=2), np.zeros(D, np.float32), inplace=True, max_slots=3, **more
-    ),
+    "gsgm": _serving(rules.gsgm(buffer_size=2), num_clients=4),
+    "zenopp": _serving(rules.zenopp(server_lr=0.5)),
+    "inplace": _serving(rules.fedbuff(buffer_size=2), inplace=True, max_slots=3),
 }
 
 

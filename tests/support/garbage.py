@@ -18,13 +18,9 @@ DEEP = {
 }
 
 #: Any JSON, and keys that JSON does not have.
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=8)
-    | st.sampled_from(["inf", "hinge", "sgd"]),
+    PLAIN | st.sampled_from(["inf", "hinge", "sgd"]),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(["part", "own", "lr", "law", "a", "rates", "0"]), inner, max_size=4)

@@ -5,9 +5,11 @@ Every entry of `SCALARS` is a function that makes a new object, because a call m
 
 from collections import UserDict
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import torch
@@ -170,99 +172,36 @@ def itself(kind):
     return own
 
 
-ERRORS = [
-    TypeError,
-    ValueError,
-    RuntimeError,
-    AttributeError,
-    OSError,
-    KeyError,
-    RecursionError,
-    OverflowError,
-    BufferError,
-]
-ERRORS += [AssertionError, StopIteration, ZeroDivisionError, UnicodeError, NotImplementedError, Exception]
+ERRORS = [TypeError, ValueError, RuntimeError, AttributeError, OSError, KeyError, RecursionError, OverflowError]
+ERRORS += [BufferError, AssertionError, StopIteration, ZeroDivisionError, UnicodeError, NotImplementedError, Exception]
 
 NUMBERS = [0, 1, 2, 3, -1, 7, 127, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63)]
 NUMBERS += [-(2**63) - 1, 10**400, -(10**5000), 0.5, -0.0, 1e-320, 1e38, 3e38, 1e150, 1e308, float("nan"), float("inf")]
-NUMBERS += [
-    float("-inf"),
-    2.0**63,
-    -0.5,
-    1.0,
-    True,
-    False,
-    None,
-    1j,
-    Fraction(1, 3),
-    Fraction(10**400, 3),
-    Decimal("1"),
-]
-NUMBERS += [
-    Decimal("NaN"),
-    np.int8(-1),
-    np.uint64(2**64 - 1),
-    np.float16("inf"),
-    np.float32(0.5),
-    np.longdouble("1e400"),
-]
-NUMBERS += [np.bool_(True), np.complex64(1), np.datetime64("NaT"), np.timedelta64(1), np.str_("a"), np.bytes_(b"a")]
-TEXTS = ["", "x", "update", "model", "gradient", "float32", "bfloat16", "affine-4", "sgd", "\0", "\ud800", "ä" * 9]
-TEXTS += ["a" * 100_000, "../..", "latest", "trainable", "w", "0", "paper", "nvflare", b"x", bytearray(b"w"), "inf"]
+NUMBERS += [float("-inf"), 2.0**63, -0.5, 1.0, True, False, None, 1j, Fraction(1, 3), Fraction(10**400, 3)]
+NUMBERS += [Decimal("1"), Decimal("NaN"), np.int8(-1), np.uint64(2**64 - 1), np.float16("inf"), np.float32(0.5)]
+NUMBERS += [np.longdouble("1e400"), np.bool_(True), np.complex64(1), np.datetime64("NaT"), np.timedelta64(1)]
+TEXTS = [np.str_("a"), np.bytes_(b"a"), "", "x", "update", "model", "gradient", "float32", "bfloat16"]
+TEXTS += ["affine-4", "sgd"]
+TEXTS += ["\0", "\ud800", "ä" * 9, "a" * 100_000, "../..", "latest", "trainable", "w", "0", "paper", "nvflare", b"x"]
+TEXTS += [bytearray(b"w"), "inf"]
 
-SCALARS = [*(lambda value=value: value for value in [*NUMBERS, *TEXTS])]
-SCALARS += [
-    list,
-    dict,
-    tuple,
-    set,
-    object,
-    frozenset,
-    Ambiguous,
-    lambda: itself(list),
-    lambda: itself(dict),
-    lambda: nested(lambda inner: [inner]),
-    lambda: nested(lambda inner: {"a": inner}),
-    lambda: nested(lambda inner: {"part": inner}),
-    lambda: nested(lambda inner: (inner,)),
-    lambda: [1, "a", None],
-    lambda: {"a": 1},
-    lambda: {1: 2},
-    lambda: {None: 1},
-    lambda: {(1,): 2},
-    lambda: (1, 2, 3),
-    lambda: [[[]]],
-    lambda: [None],
-    lambda: [float("nan")],
-    lambda: {"part": "sgd", "lr": "x"},
-    lambda: {"own": 1},
-    lambda: range(3),
-    lambda: slice(0, 3),
-    lambda: iter([1]),
-    lambda: (x for x in [1]),
-    lambda: memoryview(b"abc"),
-    lambda: int,
-    lambda: dict,
-    lambda: np.float32,
-    lambda: torch.float32,
-    lambda: np.dtype("V3"),
-    lambda: torch,
-    lambda: lambda *a, **k: None,
-    lambda: lambda *a, **k: 1 / 0,
-    lambda: Colour.RED,
-    lambda: Exception("x"),
-    lambda: ...,
-    lambda: NotImplemented,
-    lambda: UserDict(a=1),
-    lambda: Text("w"),
-    lambda: Int(3),
-    lambda: Float(0.5),
-    *(lambda error=error: Raises(error) for error in ERRORS),
-    *(lambda value=value: Index(value) for value in (2**70, -1, "x", 1.5, RuntimeError, TypeError, ValueError)),
-    *(lambda length=length: Lying(length, 1.0) for length in (0, 3, -1, 2**62, 2**70, TypeError, RuntimeError)),
-    *(lambda error=error: Lying(3, error) for error in ERRORS),
-    *(lambda error=error: Map(["a", 1], error) for error in ERRORS),
-    lambda: Map([None, []]),
-    *(lambda error=error: Module(error) for error in ERRORS),
-    *(lambda what=what: Module(what) for what in (None, 3, [1], [("a", 1)], [(1, np.ones(2))], "ab")),
-]
+
+def each(make, *values):
+    """For each of the values a function that calls `make` with it."""
+    return [partial(make, value) for value in values]
+
+
+SCALARS = [*each(lambda value: value, *NUMBERS, *TEXTS), list, dict, tuple, set, object, frozenset, Ambiguous]
+SCALARS += [*each(itself, list, dict), *each(nested, lambda inner: [inner], lambda inner: {"a": inner})]
+SCALARS += each(nested, lambda inner: {"part": inner}, lambda inner: (inner,))
+SCALARS += each(deepcopy, [1, "a", None], {"a": 1}, {1: 2}, {None: 1}, {(1,): 2}, (1, 2, 3), [[[]]], [None])
+SCALARS += each(deepcopy, [float("nan")], {"part": "sgd", "lr": "x"}, {"own": 1}, range(3), slice(0, 3))
+SCALARS += [lambda: iter([1]), lambda: (x for x in [1]), lambda: memoryview(b"abc")]
+SCALARS += each(lambda value: value, int, dict, np.float32, torch.float32, np.dtype("V3"), torch, lambda *a, **k: None)
+SCALARS += each(lambda value: value, lambda *a, **k: 1 / 0, Colour.RED, Exception("x"), ..., NotImplemented)
+SCALARS += [lambda: UserDict(a=1), *each(Text, "w"), *each(Int, 3), *each(Float, 0.5), *each(Raises, *ERRORS)]
+SCALARS += each(Index, 2**70, -1, "x", 1.5, RuntimeError, TypeError, ValueError)
+SCALARS += each(lambda length: Lying(length, 1.0), 0, 3, -1, 2**62, 2**70, TypeError, RuntimeError)
+SCALARS += each(lambda error: Lying(3, error), *ERRORS)
+SCALARS += [*each(lambda error: Map(["a", 1], error), *ERRORS), lambda: Map([None, []])]
+SCALARS += each(Module, *ERRORS, None, 3, [1], [("a", 1)], [(1, np.ones(2))], "ab")

@@ -38,6 +38,11 @@ def weighted(kind, weights, lr=1.0):
     return Rule("mine", kind, len(weights), lambda arrivals: vector, Calibrate(False), lambda arrivals: Step("sgd", lr))
 
 
+def roles_by_name(**names: str) -> dict[str, str]:
+    """{name: role} of the words with the names of each role."""
+    return {name: role for role, words in names.items() for name in words.split()}
+
+
 def copies(arrays, roles):
     return {name: array.copy() for name, array in arrays.items()}
 
@@ -164,17 +169,13 @@ def check_round(container: Container, kind: str, form: str, seed: int) -> None:
 
 
 #: The arrays of a small model, by the names of torch's BatchNorm where it has some.
-MODEL = {
-    "weight": "trained",
-    "bias": "trained",
-    "running_mean": "statistic",
-    "running_var": "statistic",
-    "num_batches_tracked": "statistic",
-    "u": "copied",
-    "codes": "constant",
-    "mask": "constant",
-    "noise": "local",
-}
+MODEL = roles_by_name(
+    trained="weight bias",
+    statistic="running_mean running_var num_batches_tracked",
+    copied="u",
+    constant="codes mask",
+    local="noise",
+)
 
 
 def drawn_model(rng: np.random.Generator) -> Arrays:
