@@ -282,15 +282,8 @@ def test_numbers_in_arrays_without_dimensions():
     torch = pytest.importorskip("torch")
     server = fresh(fedbuff(buffer_size=1))
     for made in (torch.tensor, np.array, np.float32):
-        receipt = server.push(
-            client=1,
-            version=server.version,
-            gradient=np.ones(D, np.float32),
-            client_lr=made(0.5),
-            local_steps=made(2.0),
-            num_examples=made(5.0),
-            loss=made(0.25),
-        )
+        numbers = {"client_lr": made(0.5), "local_steps": made(2.0), "num_examples": made(5.0), "loss": made(0.25)}
+        receipt = server.push(client=1, version=server.version, gradient=np.ones(D, np.float32), **numbers)
         assert receipt.status == "joined"
     assert {(entry.num_examples, entry.loss) for entry in server.log} == {(5, 0.25)}
     assert np.allclose(server.params, fresh(fedbuff()).params - 3)

@@ -34,16 +34,8 @@ def adapted(seed=0):
     return model
 
 
-TRAINED = [
-    "0.lora_A",
-    "0.lora_B",
-    "2.lora_A",
-    "2.lora_B",
-    "head.0.weight",
-    "head.0.bias",
-    "head.1.weight",
-    "head.1.bias",
-]
+HEAD = ["head.0.weight", "head.0.bias", "head.1.weight", "head.1.bias"]
+TRAINED = ["0.lora_A", "0.lora_B", "2.lora_A", "2.lora_B", *HEAD]
 STATISTICS = ["head.0.running_mean", "head.0.running_var", "head.0.num_batches_tracked"]
 FORMS = {
     "module": lambda model: model,

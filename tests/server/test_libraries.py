@@ -12,7 +12,17 @@ from afflux.arrays.npy import array_of, bytes_of
 from afflux.rules import ca2fl, fadas, fedasync, fedbuff
 from conftest import bits, check_error
 from pairwise import pairwise, soak_all
-from role_trees import ALIAS, CONTAINERS, Container, bits_after_a_round, by_name, check_round, copies, torch_dict
+from role_trees import (
+    ALIAS,
+    CONTAINERS,
+    Container,
+    bits_after_a_round,
+    by_name,
+    check_round,
+    copies,
+    roles_by_name,
+    torch_dict,
+)
 
 RULES = [fedbuff(buffer_size=2), fadas(buffer_size=2), ca2fl(buffer_size=2), fedasync(alpha=0.5)]
 
@@ -52,17 +62,12 @@ def flax_model(nnx, seed=0):
     return Model(nnx.Rngs(seed))
 
 
-FLAX = {
-    "dense.bias": "trained",
-    "dense.kernel": "trained",
-    "norm.bias": "trained",
-    "norm.scale": "trained",
-    "norm.mean": "statistic",
-    "norm.var": "statistic",
-    "drop.rngs.count": "local",
-    "drop.rngs.key": "local",
-    "table": "constant",
-}
+FLAX = roles_by_name(
+    trained="dense.bias dense.kernel norm.bias norm.scale",
+    statistic="norm.mean norm.var",
+    local="drop.rngs.count drop.rngs.key",
+    constant="table",
+)
 
 
 def test_roles_of_nnx_are_the_types_of_variables(nnx, jax):
@@ -308,15 +313,11 @@ def test_keras(keras):
     """Two models of one kind in one process, whose layers have other names; then the list of `get_weights`."""
     start, client = keras_model(keras), keras_model(keras)
     server = Server(fedbuff(buffer_size=1), start)
-    assert server.layout.roles == {
-        "0.kernel": "trained",
-        "1.bias": "trained",
-        "2.gamma": "trained",
-        "3.beta": "trained",
-        "4.moving_mean": "statistic",
-        "5.moving_variance": "statistic",
-        "6.seed_generator_state": "local",
-    }
+    assert server.layout.roles == roles_by_name(
+        trained="0.kernel 1.bias 2.gamma 3.beta",
+        statistic="4.moving_mean 5.moving_variance",
+        local="6.seed_generator_state",
+    )
     assert set(Layout.of(start, select="trainable").roles) >= {"0.kernel", "1.bias", "2.gamma", "3.beta"}
     client.set_weights([weight + 1 for weight in client.get_weights()])
     assert server.push(client=0, version=0, model=client).status == "joined"

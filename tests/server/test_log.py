@@ -236,8 +236,7 @@ def test_every_push_counts_once():
 
 
 def test_no_log_unless_asked_for():
-    with pytest.raises(AffluxError, match=r"\[log\] this server keeps no log"):
-        _ = Server(fedavg(), vector()).log
+    check_error(r"\[log\] this server keeps no log", lambda: Server(fedavg(), vector()).log)
 
 
 def test_replay_notices_another_server():
@@ -245,8 +244,7 @@ def test_replay_notices_another_server():
     for client in (0, 0, 1):
         server.push(client=client, update=vector(), version=0)
     other = Server(fedavg(buffer_size=2), vector(0.0), duplicates="reject")
-    with pytest.raises(AffluxError, match="join 1 of client 0 was joined with staleness 0; now join 1 is rejected"):
-        replay(server.log, other, lambda join: vector())
+    check_error("join 1 of client 0 was joined .* join 1 is rejected", replay, server.log, other, lambda join: vector())
 
 
 # Random histories
@@ -418,8 +416,7 @@ def test_a_loaded_state_is_a_copy():
     for client in range(3):
         server.push(client=client, update=vector(7.0), version=1)
     assert (bits(state["arrays"]["rows"]), bits(state["arrays"]["slots"])) == before
-    with pytest.raises(AffluxError, match="keeps no log"):
-        _ = server.log
+    check_error("keeps no log", lambda: server.log)
 
 
 def test_a_load_that_runs_out_of_memory_changes_nothing(monkeypatch):

@@ -195,19 +195,8 @@ def run(*arguments):
 
 
 def test_the_command_prints_what_the_function_says():
-    arguments = [
-        "--rule",
-        "ca2fl",
-        "--codec",
-        "affine-4",
-        "--clients",
-        "5000",
-        "--params",
-        "100_000",
-        "--buffer",
-        "7",
-        "--store",
-    ]
+    words = "--rule ca2fl --codec affine-4 --clients 5000 --params 100_000 --buffer 7 --store"
+    arguments = words.split()
     result = run(*arguments, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     found = plan(ca2fl(buffer_size=7, codec="affine-4"), 100_000, num_clients=5000, store=True)

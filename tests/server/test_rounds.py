@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -32,49 +33,38 @@ def server(weigh, stepper=optimizers.Sgd(1.0), calibrate=NONE):  # noqa: B008 - 
     return Server(Rule("own", "update", 2, weigh, calibrate, stepper), np.zeros(3), num_clients=4)
 
 
+def says(said, **needs):
+    """Makes a server whose rule gives these weights."""
+    return partial(server, Says(said, **needs))
+
+
+def steps(step):
+    """Makes a server whose rule gives this step."""
+    return partial(server, Uniform(), lambda arrivals: step)
+
+
 WRONG = {
-    "no numbers": (lambda: server(Says("abc")), "weigh gave weights 'abc', must be numbers"),
-    "ragged": (lambda: server(Says([[1.0], [1.0, 2.0]])), "weigh gave weights .*, must be numbers"),
-    "complex": (lambda: server(Says(HALVES + 1j)), "weigh gave weights .*, must be numbers .of complex128"),
-    "texts": (lambda: server(Says(["0.5", "0.5"])), "weigh gave weights .*, must be numbers"),
-    "who was rejected": (lambda: server(Says(Weights(HALVES, rejected={7: "why"}))), r"weigh rejects \[7\]"),
-    "rule_vectors": (
-        lambda: server(Says(Weights(HALVES, (1.0, 2.0)), rule_vectors=("a",))),
-        r"rule_vectors of shape \(2,\)",
-    ),
-    "next": (
-        lambda: server(Says(Weights(HALVES, next=np.ones((1, 2))), rule_vectors=("a",))),
-        r"next of shape \(1, 2\)",
-    ),
+    "no numbers": (says("abc"), "weigh gave weights 'abc', must be numbers"),
+    "ragged": (says([[1.0], [1.0, 2.0]]), "weigh gave weights .*, must be numbers"),
+    "complex": (says(HALVES + 1j), "weigh gave weights .*, must be numbers .of complex128"),
+    "texts": (says(["0.5", "0.5"]), "weigh gave weights .*, must be numbers"),
+    "who was rejected": (says(Weights(HALVES, rejected={7: "why"})), r"weigh rejects \[7\]"),
+    "rule_vectors": (says(Weights(HALVES, (1.0, 2.0)), rule_vectors=("a",)), r"rule_vectors of shape \(2,\)"),
+    "next": (says(Weights(HALVES, next=np.ones((1, 2))), rule_vectors=("a",)), r"next of shape \(1, 2\)"),
     "nan in next": (
-        lambda: server(Says(Weights(HALVES, next=np.full((1, 3), np.nan)), rule_vectors=("a",))),
+        says(Weights(HALVES, next=np.full((1, 3), np.nan)), rule_vectors=("a",)),
         "next .*, must be finite",
     ),
-    "scalars": (lambda: server(Says(Weights(HALVES, scalars={"b": 1.0}), scalars={"a": 1.0})), r"scalars \['b'\]"),
-    "infinite scalar": (
-        lambda: server(Says(Weights(HALVES, scalars={"a": np.inf}), scalars={"a": 1.0})),
-        "scalars .*, must be finite",
-    ),
+    "scalars": (says(Weights(HALVES, scalars={"b": 1.0}), scalars={"a": 1.0}), r"scalars \['b'\]"),
+    "infinite scalar": (says(Weights(HALVES, scalars={"a": np.inf}), scalars={"a": 1.0}), "scalars .*, must be finite"),
     "weights without a sum": (
-        lambda: server(Says(np.array([0.5, -0.5])), calibrate=CACHED_DIFFERENCE),
+        partial(server, Says(np.array([0.5, -0.5])), calibrate=CACHED_DIFFERENCE),
         "sum to 0.0, which is no divisor",
     ),
-    "a part for a step": (
-        lambda: server(Uniform(), lambda arrivals: optimizers.Sgd(0.1)),
-        "must be an afflux.ops.Step",
-    ),
-    "a step that the engine refuses": (
-        lambda: server(Uniform(), lambda arrivals: ops.Step("momentum", 0.1, 1.5)),
-        "beta1 is 1.5",
-    ),
-    "a step whose bound divides by 0": (
-        lambda: server(Uniform(), lambda arrivals: ops.Step("momentum", 0.1, 1.0)),
-        "beta1 is 1.0",
-    ),
-    "a step without its states": (
-        lambda: server(Uniform(), lambda arrivals: ops.Step("adam", 0.1, 0.9, 0.99, 1e-8)),
-        "states has 0 vectors, adam keeps 2",
-    ),
+    "a part for a step": (steps(optimizers.Sgd(0.1)), "must be an afflux.ops.Step"),
+    "a step that the engine refuses": (steps(ops.Step("momentum", 0.1, 1.5)), "beta1 is 1.5"),
+    "a step whose bound divides by 0": (steps(ops.Step("momentum", 0.1, 1.0)), "beta1 is 1.0"),
+    "a step without its states": (steps(ops.Step("adam", 0.1, 0.9, 0.99, 1e-8)), "states has 0 vectors, adam keeps 2"),
 }
 
 

@@ -519,8 +519,7 @@ def test_a_step_may_have_more_pushes_than_the_server_has_slots():
 def test_a_pass_has_no_more_clients_than_it_may():
     """A further client is an error, with which nothing has changed."""
     server = Server(gsgm(buffer_size=2), np.zeros(3), num_clients=2)
-    with pytest.raises(AffluxError, match="client 2 would be number 3 of this pass"):
-        server.step([(client, 0, np.ones(3)) for client in range(3)])
+    check_error("client 2 would be number 3 of this", server.step, [(client, 0, np.ones(3)) for client in range(3)])
     assert (server.version, server.clients, server.arrivals_waiting) == (0, set(), 0)
     receipts, report = server.step([(client, 0, np.ones(3)) for client in (0, 1, 0)])
     assert [receipt.status for receipt in receipts] == ["joined", "joined", "rejected"]

@@ -359,14 +359,8 @@ def test_errors_that_functions_of_the_user_keep_hold_no_server(place, call, capl
 
     weigh = Failing()
     weigh.on_weigh = lambda: errors.append(raised())
-    box = [
-        Server(
-            own(weigh if place == "weigh" else Failing(), 2),
-            np.zeros(D, np.float32),
-            on_step=None if place == "weigh" else on_step,
-            flush_after=1e-9 if call == "poll" else None,
-        )
-    ]
+    options = {"on_step": None if place == "weigh" else on_step, "flush_after": 1e-9 if call == "poll" else None}
+    box = [Server(own(weigh if place == "weigh" else Failing(), 2), np.zeros(D, np.float32), **options)]
     server, aggregator = weakref.ref(box[0]), weakref.ref(aggregator_of(box[0]))
     with references_alone():
         pushed(box[0], 1, 0)

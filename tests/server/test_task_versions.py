@@ -10,6 +10,7 @@ from afflux.aggregation.local_plane import LocalPlane
 from afflux.rules import fedbuff
 from afflux.server import checkout
 from afflux.server.inputs import InputAdapter
+from conftest import check_error
 from inside import monitor_of
 
 D = 4
@@ -215,8 +216,7 @@ def test_in_place_a_listed_task_gives_copies():
     assert not params.flags.writeable
     server.push(client="bob", version=0, update=ones())
     assert (params.tolist(), server.params.tolist()) == ([0] * D, [1] * D)
-    with pytest.raises(AffluxError, match="version 0 is no longer held"):
-        task.params  # noqa: B018
+    check_error("version 0 is no longer held", lambda: task.params)
 
 
 @pytest.mark.parametrize("newest_too", [False, True])

@@ -42,8 +42,7 @@ def test_a_push_closes_its_task_whether_it_is_an_object_or_an_id():
         assert (receipt.status, receipt.join, receipt.report) == ("expired", None, None)
         assert receipt.reason
     assert (server.counts["expired"], server.joins) == (3, 2)
-    with pytest.raises(AffluxError, match=r"\[Task\] version 0 is no longer held for client 1: the task is closed"):
-        _ = task.params
+    check_error(r"\[Task\] version 0 is no longer held for client 1: the task is closed", lambda: task.params)
 
 
 def test_a_client_may_have_several_tasks():
@@ -198,8 +197,7 @@ def test_hold_false_pins_nothing():
     far = server.checkout(2, hold=False).id
     assert task.params.tolist() == [0.0] * D
     step(server, 3)
-    with pytest.raises(AffluxError, match=r"version 0 is no longer held for client 1: the task is closed or of hold="):
-        _ = task.params
+    check_error("version 0 is no longer held for client 1: the task is closed or of hold=", lambda: task.params)
     for lost in (task, far):
         assert server.push(task=lost, model=vector()).status == "expired"
     assert server.push(task=server.checkout(2, hold=False).id, model=vector()).status == "joined", "the newest version"
