@@ -165,6 +165,14 @@ def test_a_foreign_index(path, statement, message):
     refused(path, message)
 
 
+def grid(meta):
+    return meta["chunk_grid"]["configuration"]
+
+
+def slots(text):
+    return f"zarr.json is damaged: it has {text} in a file, and the index 33 slots of "
+
+
 LAYOUT = "zarr.json is damaged: it has no layout of afflux; `afflux store repair .*` writes it again$"
 
 
@@ -173,18 +181,9 @@ LAYOUT = "zarr.json is damaged: it has no layout of afflux; `afflux store repair
     [
         (lambda meta: meta["codecs"][0]["configuration"].update(endian="big"), LAYOUT),
         (lambda meta: meta["codecs"].append({"name": "gzip"}), LAYOUT),
-        (
-            lambda meta: meta.update(data_type="int8"),
-            "it has 33 slots of 70656 int8 in a file, and the index 33 slots of ",
-        ),
-        (
-            lambda meta: meta["chunk_grid"]["configuration"].update(chunk_shape=[12, 64]),
-            "zarr.json is damaged: it has 12 slots of 64 float32 in a file, and the index 33 slots of ",
-        ),
-        (
-            lambda meta: meta["chunk_grid"]["configuration"]["chunk_shape"].__setitem__(0, 12),
-            "zarr.json is damaged: it has 12 slots of 70656 float32 in a file, and the index 33 slots of ",
-        ),
+        (lambda meta: meta.update(data_type="int8"), slots("33 slots of 70656 int8")),
+        (lambda meta: grid(meta).update(chunk_shape=[12, 64]), slots("12 slots of 64 float32")),
+        (lambda meta: grid(meta)["chunk_shape"].__setitem__(0, 12), slots("12 slots of 70656 float32")),
         (lambda meta: meta["shape"].__setitem__(0, 2), "zarr.json is damaged: it has 2 slots, and slot 8 is in use; "),
         (lambda meta: meta.pop("codecs"), LAYOUT),
         (lambda meta: meta.pop("chunk_grid"), "zarr.json is damaged: KeyError"),

@@ -200,20 +200,11 @@ def test_a_lock_that_was_removed_while_it_was_waited_for(path):
     first.close()
 
 
-OPTIONS = {
-    "num_clients": [None, 1, 9],
-    "dtype": ["float32", "float64", "bfloat16"],
-    "slot_dtype": [None, "bfloat16", "float64"],
-    "duplicates": [None, "latest", "both"],
-    "max_slots": [None, 1, 5],
-    "max_versions": [None, 1, 2],
-    "inplace": [False, True],
-    "accumulate": [False, True],
-    "durability": [None, "power"],
-    "commit_every": [1, None, 0],
-    "memory_budget": [None, 10, 10**6],
-    "rows_on": ["device", "host"],
-}
+OPTIONS = {"num_clients": [None, 1, 9], "dtype": ["float32", "float64", "bfloat16"]}
+OPTIONS |= {"slot_dtype": [None, "bfloat16", "float64"], "duplicates": [None, "latest", "both"]}
+OPTIONS |= {"max_slots": [None, 1, 5], "max_versions": [None, 1, 2], "inplace": [False, True]}
+OPTIONS |= {"accumulate": [False, True], "durability": [None, "power"], "commit_every": [1, None, 0]}
+OPTIONS |= {"memory_budget": [None, 10, 10**6], "rows_on": ["device", "host"]}
 
 
 @pytest.mark.parametrize("seed", range(60))

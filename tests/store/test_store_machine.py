@@ -61,14 +61,8 @@ class Play(RuleBasedStateMachine):
         self.rule = RULES[name](**own)
         self.settings = {key: options.pop(key) for key in ("commit_every", "durability") if key in options}
         self.every = self.settings.get("commit_every", 1)
-        given = {
-            "num_clients": CLIENTS,
-            "max_staleness": 4,
-            "faults": "record",
-            "log": True,
-            "flush_after": 10,
-            **options,
-        }
+        given = {"num_clients": CLIENTS, "max_staleness": 4, "faults": "record", "log": True, "flush_after": 10}
+        given |= options
         self.make = lambda **store: Server(self.rule, np.ones(D, np.float32), **given, **store)
         self.folder = tempfile.mkdtemp(dir=MEMORY)
         self.lives = 0
