@@ -101,14 +101,8 @@ def test_an_out_may_be_what_it_comes_from(rng):
     first, second = (a_pass(np.random.default_rng(3), 300, 4, 2, 2, ops.CachedMean, np.float32) for _ in range(2))
     ops.apply(first)
     stage, own = second.calibrate, second.rule_vectors
-    ops.apply(
-        replace(
-            second,
-            calibrate=replace(stage, sum_out=stage.sum),
-            states_out=second.states,
-            rule_vectors=replace(own, outs=own.vectors),
-        )
-    )
+    in_place = replace(second, calibrate=replace(stage, sum_out=stage.sum), states_out=second.states)
+    ops.apply(replace(in_place, rule_vectors=replace(own, outs=own.vectors)))
     assert bits(first.out) == bits(second.out)
     assert bits(first.calibrate.sum) == bits(stage.sum)
     for one, other in zip((*first.states, *first.rule_vectors.vectors), (*second.states, *own.vectors), strict=True):

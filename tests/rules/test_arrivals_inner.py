@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, ops
+from afflux import Server, ops
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.rule import Needs, Rule, Weights
@@ -66,25 +66,24 @@ def test_it_is_ops_inner(rng, threads):
 
 
 @pytest.mark.parametrize(
-    ("ask", "message"),
+    ("part", "message"),
     [
-        (lambda a: a.inner(rule_vector="aim", shift=1.0), r"\[Arrivals\] inner has no rule vector 'aim': it has goal"),
-        (lambda a: a.inner(np.ones(3)), r"\[inner\] weights has 3 entries, expected 2, one for each vector"),
-        (lambda a: a.inner(shift=1.0), r"inner has rule_vector None, shift 1.0 and own_weight 0.0: a rule vector goes"),
-        (lambda a: a.inner(rule_vector="goal"), r"inner has rule_vector 'goal', shift 0.0 and own_weight 0.0"),
-        (lambda a: a.inner(rule_vector=["goal"]), r"\[Arrivals\] inner has no rule vector \['goal'\]"),
-        (lambda a: a.inner(["a", "b"]), r"\[Arrivals\] weights of inner"),
-        (lambda a: a.inner(np.array([1j, 2])), r"\[Arrivals\] weights of inner"),
-        (lambda a: a.inner(np.ma.array([1.0, 2.0], mask=[0, 1])), r"\[Arrivals\] weights of inner"),
+        (Asking(lambda a: a.inner(rule_vector="aim", shift=1.0)), "inner has no rule vector 'aim': it has goal"),
+        (Asking(lambda a: a.inner(np.ones(3))), r"\[inner\] weights has 3 entries, expected 2, one for each vector"),
+        (
+            Asking(lambda a: a.inner(shift=1.0)),
+            "inner has rule_vector None, shift 1.0 and own_weight 0.0: a rule vector",
+        ),
+        (Asking(lambda a: a.inner(rule_vector="goal")), "inner has rule_vector 'goal', shift 0.0 and own_weight 0.0"),
+        (Asking(lambda a: a.inner(rule_vector=["goal"])), r"\[Arrivals\] inner has no rule vector \['goal'\]"),
+        (Asking(lambda a: a.inner(["a", "b"])), r"\[Arrivals\] weights of inner"),
+        (Asking(lambda a: a.inner(np.array([1j, 2]))), r"\[Arrivals\] weights of inner"),
+        (Asking(lambda a: a.inner(np.ma.array([1.0, 2.0], mask=[0, 1]))), r"\[Arrivals\] weights of inner"),
+        (Needless(lambda a: a.inner()), r"\[Arrivals\] inner is for rules whose weigh part has needs = Needs\(inner"),
     ],
 )
-def test_wrong_questions_raise(rng, ask, message):
-    check_error(message, served, Asking(ask), rng.standard_normal((2, D)))
-
-
-def test_a_rule_that_does_not_need_it_is_refused(rng):
-    with pytest.raises(AffluxError, match=r"\[Arrivals\] inner is for rules whose weigh part has needs = Needs\(inner"):
-        served(Needless(lambda arrivals: arrivals.inner()), rng.standard_normal((2, D)))
+def test_wrong_questions_raise(rng, part, message):
+    check_error(message, served, part, rng.standard_normal((2, D)))
 
 
 def test_a_decided_round_is_closed(rng):
@@ -118,5 +117,5 @@ def test_vectors_are_not_streamed(rng):
 
 
 def test_models_have_no_inner_products():
-    with pytest.raises(AffluxError, match="inner products and rule vectors are of updates or gradients, not of models"):
-        Rule("asking", "model", 2, Asking(print), NONE, Sgd(1.0))
+    message = "inner products and rule vectors are of updates or gradients, not of models"
+    check_error(message, Rule, "asking", "model", 2, Asking(print), NONE, Sgd(1.0))

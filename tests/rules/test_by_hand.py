@@ -26,15 +26,10 @@ def served(rule, params, rounds, validation=None):
     for buffer in rounds:
         version = server.version
         for client, staleness, examples, loss, vector in buffer:
-            vector = np.array(vector, float)
-            server.push(
-                client=client,
-                **{server.rule.kind: vector},
-                version=version - staleness,
-                num_examples=examples,
-                loss=loss,
-                facts={name: examples / 4 for name in rule.needs.facts},
-            )
+            facts = {name: examples / 4 for name in rule.needs.facts}
+            numbers = {"num_examples": examples, "loss": loss, "facts": facts}
+            update = {server.rule.kind: np.array(vector, float)}
+            server.push(client=client, version=version - staleness, **update, **numbers)
         yield {"params": server.params} | server.rule_vectors | server.scalars
 
 

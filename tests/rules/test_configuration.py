@@ -142,28 +142,13 @@ def test_null_of_an_older_configuration_is_still_read(rule):
 
 
 def test_a_configuration_is_readable():
-    assert fedbuff(buffer_size=2).to_config() == {
-        "part": "rule",
-        "name": "fedbuff",
-        "kind": "update",
-        "buffer_size": 2,
-        "weigh": {
-            "part": "staleness",
-            "law": {"part": "polynomial", "a": 0.5},
-            "normalise": "count",
-            "scale": 1.0,
-            "by_examples": False,
-        },
-        "calibrate": {
-            "part": "calibrate",
-            "cached": False,
-            "direction": "difference",
-            "divide_by": "all",
-            "codec": "none",
-            "quantize_direction": False,
-        },
-        "step": {"part": "sgd", "lr": 1.0},
-    }
+    law = {"part": "polynomial", "a": 0.5}
+    weigh = {"part": "staleness", "law": law, "normalise": "count", "scale": 1.0, "by_examples": False}
+    rows = {"cached": False, "direction": "difference", "divide_by": "all", "codec": "none"}
+    calibrate = {"part": "calibrate", **rows, "quantize_direction": False}
+    parts = {"weigh": weigh, "calibrate": calibrate, "step": {"part": "sgd", "lr": 1.0}}
+    config = fedbuff(buffer_size=2).to_config()
+    assert config == {"part": "rule", "name": "fedbuff", "kind": "update", "buffer_size": 2, **parts}
     assert ca2fl(codec="rotated-2").to_config()["calibrate"]["codec"] == "rotated-2"
     assert wkafl(clip=inf).to_config()["weigh"]["clip"] == "inf"
     law = schedules.ByVersion({0: 0.1, 100: 0.01})
@@ -171,15 +156,8 @@ def test_a_configuration_is_readable():
 
 
 def test_what_has_a_default_may_be_left_out():
-    config = {
-        "part": "rule",
-        "name": "mine",
-        "kind": "update",
-        "buffer_size": 3,
-        "weigh": {"part": "staleness", "law": "hinge"},
-        "calibrate": {"part": "calibrate", "cached": True},
-        "step": "momentum",
-    }
+    parts = {"weigh": {"part": "staleness", "law": "hinge"}, "calibrate": {"part": "calibrate", "cached": True}}
+    config = {"part": "rule", "name": "mine", "kind": "update", "buffer_size": 3, **parts, "step": "momentum"}
     assert from_config(config) == Rule("mine", "update", 3, Staleness(Hinge()), CACHED_DIFFERENCE, Momentum())
 
 
@@ -204,6 +182,9 @@ SCHEDULES = {
     "minimum_staleness": st.builds(MinimumStaleness, st.deferred(lambda: RATES), NOT_NEGATIVE),
 }
 ANY_LAW, RATES = st.one_of(*LAWS.values()), FINITE | st.one_of(*SCHEDULES.values())
+#: The fields of `CosineSelection`.
+SELECTION = [FINITE, FINITE, FINITE, st.none() | POSITIVE | st.just(inf), POSITIVE, st.none() | ANY_LAW, st.booleans()]
+SELECTION += [st.sampled_from(["estimate", "aggregate"]), st.none() | FINITE, st.none() | st.integers(0, 2**70)]
 WEIGH = {
     "uniform": st.builds(Uniform),
     "examples": st.builds(Examples),
@@ -212,19 +193,7 @@ WEIGH = {
     "version_means": st.builds(VersionMeans, ANY_LAW),
     "gradient_scheduling": st.builds(GradientScheduling, FINITE),
     "score_test": st.builds(ScoreTest, NOT_NEGATIVE, NOT_NEGATIVE, NOT_NEGATIVE, st.booleans()),
-    "cosine_selection": st.builds(
-        CosineSelection,
-        FINITE,
-        FINITE,
-        FINITE,
-        st.none() | POSITIVE | st.just(inf),
-        POSITIVE,
-        st.none() | ANY_LAW,
-        st.booleans(),
-        st.sampled_from(["estimate", "aggregate"]),
-        st.none() | FINITE,
-        st.none() | st.integers(0, 2**70),
-    ),
+    "cosine_selection": st.builds(CosineSelection, *SELECTION),
 }
 OF_STEPS = {"lr": RATES, "epsilon": POSITIVE, "initial_v": NOT_NEGATIVE, "bias_correction": st.booleans()}
 STEPS = {
@@ -233,17 +202,11 @@ STEPS = {
 }
 STEPS["adagrad"] = st.builds(Adagrad, RATES, BELOW_ONE)  # has no bias to correct
 CODEC = st.sampled_from([codecs.named(name) for name in CODECS])
+ROUNDED = CODEC.filter(lambda codec: not codec.exact)
+DIRECTIONS, DIVISORS = st.sampled_from(["difference", "mean"]), st.sampled_from(["all", "seen"])
 ROWS = st.one_of(
-    st.builds(
-        Calibrate,
-        st.booleans(),
-        st.sampled_from(["difference", "mean"]),
-        st.sampled_from(["all", "seen"]),
-        st.none() | CODEC,
-    ),
-    st.builds(
-        lambda codec: Calibrate(True, codec=codec, quantize_direction=True), CODEC.filter(lambda codec: not codec.exact)
-    ),
+    st.builds(Calibrate, st.booleans(), DIRECTIONS, DIVISORS, st.none() | CODEC),
+    st.builds(lambda codec: Calibrate(True, codec=codec, quantize_direction=True), ROUNDED),
 )
 
 
@@ -359,15 +322,9 @@ def paths(config, path=()):
             yield from paths(value, (*path, key))
 
 
-CONFIGS = [
-    rule.to_config()
-    for rule in (
-        fedbuff(),
-        ca2fl(codec="affine-2"),
-        fadas(server_lr=DelayAdaptive(ByVersion({0: 0.1, 7: 0.2}))),
-        wkafl(clip=inf),
-    )
-]
+SOUND = [fedbuff(), ca2fl(codec="affine-2"), wkafl(clip=inf)]
+SOUND += [fadas(server_lr=DelayAdaptive(ByVersion({0: 0.1, 7: 0.2})))]
+CONFIGS = [rule.to_config() for rule in SOUND]
 
 
 @settings(max_examples=400, deadline=None)
