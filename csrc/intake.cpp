@@ -19,7 +19,7 @@ namespace py = pybind11;
 namespace afflux::python {
 
 bool Ledger::may_take_in() const {
-  return intake_ && lock_->may_enter() && !closed_ && is_none(failure_) && tasks_.next_deadline() == HUGE_VAL &&
+  return intake_ && lock_->may_enter() && !closed_ && is_none(failure_) && next_deadline() == HUGE_VAL &&
          !now_.rows.reads_ahead;
 }
 
@@ -32,7 +32,7 @@ py::object Intake::arrays_of(py::handle tree, bool is_model) const {
 
 bool Ledger::is_plain(py::handle client, py::handle version, py::handle num_examples, py::handle loss) const {
   const std::optional<std::int64_t> pulled = plain_int(version), examples = plain_int(num_examples);
-  return is_plain_id(client) && pulled && examples && *examples >= 1 && *pulled >= 0 && *pulled <= now_.version &&
+  return is_plain_id(client) && pulled && examples && *examples >= 1 && *pulled >= 0 && *pulled <= this->version() &&
          (is_none(loss) || (PyFloat_CheckExact(loss.ptr()) && std::isfinite(PyFloat_AS_DOUBLE(loss.ptr()))));
 }
 
@@ -122,7 +122,7 @@ py::object Ledger::push(py::handle client, py::handle version, py::handle update
   if (!may_take_in()) return py::none();
   py::object taken = taken_in(client, version, vector_of(intake_->wanted, update, gradient, model), num_examples, loss);
   if (is_none(taken)) return taken;
-  py::object receipt = join(taken, py::none(), py::none(), py::none());
+  py::object receipt = joined(taken, py::none(), py::none(), py::none(), /*any_status=*/false);
   return is_none(receipt) ? taken : receipt;
 }
 

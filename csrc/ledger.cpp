@@ -31,30 +31,46 @@ py::object object_of(const std::optional<std::int64_t>& value) { return value ? 
 
 Py_ssize_t length_of(py::handle list) { return is_none(list) ? 0 : PyList_GET_SIZE(list.ptr()); }
 
+std::string text_of_id(py::handle id) {
+  Py_ssize_t size = 0;
+  const char* const text = PyUnicode_AsUTF8AndSize(id.ptr(), &size);
+  if (text == nullptr) throw py::error_already_set();
+  return {text, static_cast<std::size_t>(size)};
+}
+
 control::Duplicates duplicates_of(const std::string& name) {
   return name == "both"     ? control::Duplicates::both
          : name == "latest" ? control::Duplicates::latest
                             : control::Duplicates::reject;
 }
 
-// References that a decision drops beside those of arrivals.
-constexpr std::size_t kFewReferences = 8;
+// Returns the attribute of an object of the server's own.
+py::object attribute(const char* name, py::handle owner) { return owned(PyObject_GetAttrString(owner.ptr(), name)); }
 
-// Makes room for another arrival, so that adding it cannot fail.
-void make_room(Arrivals& arrivals) {
-  if (arrivals.size() == arrivals.capacity()) arrivals.reserve(2 * arrivals.size() + 8);
+std::int64_t size_of(py::handle sized) {
+  const Py_ssize_t size = PyObject_Size(sized.ptr());
+  if (size < 0) throw py::error_already_set();
+  return size;
 }
 
-// Returns a pass whose changes do not change `pass` before `merge`.
-Pass overlay(const Pass& pass) { return {pass.num_clients, py::list(), pass.entered, py::dict(), &pass}; }
+// References that a decision drops beside those of arrivals and versions.
+constexpr std::size_t kFewReferences = 8;
 
-// Makes an overlay the pass.
-void merge(Pass& pass, Pass&& other) {
-  if (other.begun == &pass) {
-    for (const py::handle client : other.order) pass.enter(client);
-  } else {
-    pass = std::move(other);
+control::Id id_of(py::handle client) {
+  if (const auto number = plain_int(client)) return *number;
+  if (PyLong_CheckExact(client.ptr())) {
+    const std::uint64_t number = PyLong_AsUnsignedLongLong(client.ptr());
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return control::id_of(number);
   }
+  return text_of_id(client);
+}
+
+py::object object_of(const control::Id& id) {
+  if (const auto* const number = std::get_if<std::int64_t>(&id)) return integer(*number);
+  if (const auto* const number = std::get_if<std::uint64_t>(&id)) return owned(PyLong_FromUnsignedLongLong(*number));
+  const auto& text = std::get<std::string>(id);
+  return owned(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
 }
 
 }  // namespace
@@ -82,55 +98,53 @@ class Ledger::Entries {
   std::size_t count_ = 0;
 };
 
-Ledger::Decided::Decided(py::handle facts) {
-  check_tuple(facts, 7, "a round");
-  round = held(item(facts, 0));
-  stepped = is_set(item(facts, 1));
-  version = count_of(item(facts, 2));
-  scalars = held(item(facts, 3));
-  norms = held(item(facts, 4));
-  report = held(item(facts, 5));
-  coming = count_of(item(facts, 6));
+Ledger::Decided::Decided(py::handle decided)
+    : round(held(decided)),
+      scalars(attribute("scalars", decided)),
+      norms(attribute("norms", decided)),
+      report(attribute("report", decided)),
+      stepped(is_set(attribute("stepped", report))) {
+  const py::object moves = attribute("moves", decided);
+  if (!is_none(moves)) coming = size_of(attribute("numbers", moves));
 }
 
 Ledger::Ledger(const py::tuple& classes, const std::string& duplicates, std::optional<std::int64_t> max_staleness,
                std::optional<double> flush_after, bool by_flush, bool log, bool reporting, bool accumulates,
                std::int64_t max_bases)
     : classes_(classes),
-      rules_{duplicates_of(duplicates), max_staleness},
       reporting_(reporting),
       accumulates_(accumulates),
       flush_after_(flush_after),
-      by_flush_(by_flush),
       mutex_(py::cast(std::make_unique<Mutex>())),
-      lock_(mutex_.cast<Mutex*>()),
-      tasks_(max_bases) {
+      lock_(mutex_.cast<Mutex*>()) {
+  control::Settings settings;
+  settings.rules = {duplicates_of(duplicates), max_staleness};
+  settings.by_flush = by_flush;
+  settings.max_bases = max_bases;
+  control_ = std::make_shared<control::Control>(settings);
   if (log) now_.log = py::list();
 }
 
 Ledger::Ledger(Ledger& begun)
     : classes_(begun.classes_),
-      rules_(begun.rules_),
       reporting_(begun.reporting_),
       accumulates_(begun.accumulates_),
       flush_after_(begun.flush_after_),
-      by_flush_(true),
       replaying_(begun.replaying_),
       stored_(begun.stored_),
       commit_every_(begun.commit_every_),
       mutex_(begun.mutex_),
       lock_(begun.lock_),
       failure_(begun.failure_),
+      control_(begun.control_),
       now_(begun.now_),
-      places_(owned(PyDict_Copy(begun.places_.ptr()))),
       rounds_(begun.rounds_),
       unreported_(begun.unreported_),
-      tasks_(0),
       begun_(&begun) {
   if (begun.begun_ != nullptr) throw py::type_error("[Ledger] a draft of a draft");
+  draft_ = control_->draft();
   if (!is_none(now_.log)) now_.log = py::list();
   now_.task_events = py::list();
-  if (now_.passes) now_.passes = overlay(*begun.now_.passes);
 }
 
 int Ledger::traverse(visitproc visit, void* argument) const {
@@ -145,19 +159,18 @@ int Ledger::traverse(visitproc visit, void* argument) const {
     for (const py::object* reference :
          std::initializer_list<const py::object*>{&intake_->pools, &intake_->table, &intake_->borders, &intake_->dtype})
       each(*reference);
-  each(places_);
   now_.for_each(each);
-  if (decided_) decided_->state.for_each(each);
+  if (decided_) decided_->objects.for_each(each);
   for (const py::object& report : unreported_) each(report);
   for (const py::object& fault : faults_) each(fault);
-  for (const py::object& task : closing_) each(task);
-  tasks_.for_each(each);
+  for (const auto& [_, entry] : opened_) each(entry);
+  for (const auto& [_, version] : bases_) each(version);
   return stopped;
 }
 
 void Ledger::clear() {
   closed_ = true;
-  State dropped;
+  Objects dropped;
   std::swap(now_.rule, dropped.rule);
   std::swap(now_.next_rule, dropped.next_rule);
   std::swap(now_.rows, dropped.rows);
@@ -166,10 +179,9 @@ void Ledger::clear() {
   std::swap(now_.current, dropped.current);
   std::swap(now_.rule_vectors, dropped.rule_vectors);
   const std::unique_ptr<Kept> decided = std::move(decided_);
-  const std::optional<Pass> passes = std::exchange(now_.passes, std::nullopt);
   const auto reports = std::exchange(unreported_, {}), faults = std::exchange(faults_, {});
-  Dropped tasks;
-  tasks_.clear(tasks);
+  const auto opened = std::exchange(opened_, {});
+  const auto bases = std::exchange(bases_, {});
 }
 
 // Values of Python
@@ -211,16 +223,26 @@ py::object Ledger::last_slot() const {
   return now_.waiting.empty() ? py::none() : held(item(now_.waiting.back(), kSlot));
 }
 
-py::object Ledger::counts_since_round() const { return counts_of(now_.counts.since(now_.round_counts)); }
+py::object Ledger::counts_since_round() const { return counts_of(state().counts.since(state().counts_at_round)); }
 
-py::object Ledger::pass_clients() const { return now_.passes ? integer(now_.passes->num_clients) : py::none(); }
+py::object Ledger::pass_clients() const { return in_passes() ? integer(state().pass->num_clients()) : py::none(); }
 
-py::object Ledger::entered() const {
-  if (!now_.passes) return py::list();
-  return owned(PyList_GetSlice(now_.passes->order.ptr(), 0, PyList_GET_SIZE(now_.passes->order.ptr())));
+// Returns the first `count` clients that have entered in the pass.
+py::list Ledger::clients_of_pass(std::int64_t count) const {
+  py::list clients(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < clients.size(); ++i) clients[i] = object_of(state().pass->order().at(i).id());
+  return clients;
 }
 
-py::object Ledger::max_staleness() const { return object_of(rules_.max_staleness); }
+py::object Ledger::entered() const {
+  return clients_of_pass(in_passes() ? static_cast<std::int64_t>(state().pass->order().size()) : 0);
+}
+
+bool Ledger::has_entered(py::handle client) const {
+  return in_passes() && state().pass->has(control_->clients().find(id_of(client)));
+}
+
+py::object Ledger::max_staleness() const { return object_of(control_->settings().rules.max_staleness); }
 
 py::object Ledger::faults() const {
   py::tuple all(faults_.size());
@@ -228,85 +250,82 @@ py::object Ledger::faults() const {
   return std::move(all);
 }
 
-py::object Ledger::snapshot(const State& state, std::int64_t logged, std::int64_t events) const {
-  py::object passes = py::none();
-  if (state.passes)
-    passes = tuple_of<3>(classes_.passes,
-                         {integer(state.passes->num_clients), state.passes->order, integer(state.passes->entered)});
-  const std::array<py::object, 17> values = {state.current,
-                                             state.rule,
-                                             state.rows.cache,
-                                             list_of(state.waiting),
-                                             state.round,
-                                             integer(state.number),
-                                             counts_of(state.counts),
-                                             state.log,
-                                             integer(logged),
-                                             state.task_events,
-                                             integer(events),
-                                             state.rule_vectors,
-                                             state.handed,
-                                             state.scalars,
-                                             passes,
-                                             state.next_rule,
-                                             state.norms};
-  std::array<PyObject*, values.size()> items;
-  for (std::size_t i = 0; i < values.size(); ++i) items[i] = values[i].ptr();
-  return owned(PyObject_Vectorcall(classes_.state.ptr(), items.data(), items.size(), nullptr));
+Kept Ledger::kept() const {
+  return {now_,
+          number(),
+          state().counts,
+          in_passes() ? state().pass->entered() : 0,
+          length_of(now_.log),
+          length_of(now_.task_events)};
 }
 
-py::object Ledger::snapshot() const { return snapshot(now_, length_of(now_.log), length_of(now_.task_events)); }
+// The clients of the pass are those that have entered first: no later decision takes one of them out.
+py::object Ledger::snapshot(const Kept& state) const {
+  const Objects& objects = state.objects;
+  py::object passes = py::none();
+  if (in_passes())
+    passes = tuple_of<3>(classes_.passes, {pass_clients(), clients_of_pass(state.entered), integer(state.entered)});
+  using namespace py::literals;
+  return classes_.state("current"_a = objects.current, "rule"_a = objects.rule, "rows"_a = objects.rows.cache,
+                        "waiting"_a = list_of(objects.waiting), "round"_a = objects.round, "number"_a = state.number,
+                        "counts"_a = counts_of(state.counts), "log"_a = objects.log, "logged"_a = state.logged,
+                        "task_events"_a = objects.task_events, "events"_a = state.events,
+                        "rule_vectors"_a = objects.rule_vectors, "handed"_a = objects.handed,
+                        "scalars"_a = objects.scalars, "passes"_a = passes, "next_rule"_a = objects.next_rule,
+                        "norms"_a = objects.norms);
+}
+
+py::object Ledger::snapshot() const { return snapshot(kept()); }
 
 py::object Ledger::durable(std::int64_t version) const {
   if (!commit_every_) return py::none();
   return integer((version + *commit_every_ - 1) / *commit_every_ * *commit_every_);
 }
 
-py::object Ledger::receipt(Status status, std::int64_t staleness, std::int64_t version, std::int64_t number,
-                           std::int64_t makes) const {
-  return tuple_of<8>(classes_.receipt, {text_of(status), integer(staleness), integer(version), integer(number),
-                                        integer(makes), py::none(), durable(makes), texts->nothing});
+py::object Ledger::receipt(const control::Decision& decision) const {
+  const bool has_entered = decision.status == Status::rejected && in_passes();
+  return tuple_of<8>(classes_.receipt,
+                     {text_of(decision.status), integer(*decision.staleness), integer(decision.version),
+                      integer(decision.join), decision.step < 0 ? py::none() : integer(decision.step), py::none(),
+                      durable(decided_version() + 1), has_entered ? texts->entered : texts->nothing});
 }
 
 // Deciding
 
-bool Ledger::late() const { return flush_after_ && filled() > 0 && now() - now_.since > *flush_after_; }
+bool Ledger::late() const { return flush_after_ && filled() > 0 && now() - state().since > *flush_after_; }
 
-std::int64_t Ledger::target() const {
-  return control::round_size(now_.buffer_size, filled(),
-                             now_.passes ? std::optional(now_.passes->left()) : std::nullopt);
+bool Ledger::fills(py::handle status) const {
+  return control::fills(status_of(status), filled(), state().round_size());
 }
 
-bool Ledger::fills(py::handle status) const { return fills_buffer(status_of(status)); }
-
 bool Ledger::has_room() const {
-  if (now_.passes && now_.passes->left() == 0) return false;
+  if (in_passes() && left_in_pass() == 0) return false;
   return is_none(now_.rows.cache) || now_.rows.clients + now_.rows.coming + filled() < now_.rows.most;
 }
 
-std::optional<std::pair<Status, std::int64_t>> Ledger::outcome(py::handle client, std::int64_t version) const {
-  const std::int64_t staleness = decided_version() - version;
-  if (staleness < 0) return {};
-  const auto has_entered = [&] { return now_.passes->has(client); };
-  const auto waiting = [&]() -> std::optional<std::int64_t> {
-    if (!contains(places_, client)) return {};
-    return version_of(now_.waiting.at(place_of(client)));
-  };
-  return std::pair(control::status_of(rules_, version, staleness, now_.passes.has_value(), has_entered, waiting),
-                   staleness);
+// Returns the push of a client, or of its open task. A negative version -1 - s says that the push has the staleness s.
+control::Push Ledger::push_of(py::handle client, std::int64_t version, py::handle task) const {
+  control::Push push;
+  push.client = id_of(client);
+  if (version < 0)
+    push.staleness = -1 - version;
+  else
+    push.version = version;
+  if (!is_none(task)) push.task = control_->tasks().number_of(text_of_id(task));
+  if (!is_none(task) && !push.task) throw py::type_error("[Ledger] a task that is not open");
+  return push;
+}
+
+control::Decision Ledger::decided_by(const control::Push& push) const {
+  return draft_ ? control_->decide(*draft_, push) : control_->decide(push);
 }
 
 py::object Ledger::decide(py::handle client, py::handle version) const {
-  const std::int64_t pulled = count_of(version);
-  const auto found = outcome(client, pulled);
-  const py::object status = found ? py::object(text_of(found->first)) : py::none();
-  return py::make_tuple(status, decided_version() - pulled);
-}
-
-bool Ledger::is_open(py::handle id) const {
-  for (const py::object& closing : closing_)
-    if (closing.equal(id)) return false;
-  return tasks().is_open(id);
+  const control::Decision decision = decided_by(push_of(client, count_of(version), py::none()));
+  if (decision.refusal == control::Refusal::no_such_version) return py::make_tuple(py::none(), 0, false);
+  const bool is_refused = decision.refusal != control::Refusal::none;  // it would join if there were room
+  return py::make_tuple(text_of(is_refused ? Status::joined : decision.status), *decision.staleness,
+                        decision.completes);
 }
 
 py::object Ledger::log_entry(Status status, py::handle arrival) const {
@@ -315,12 +334,9 @@ py::object Ledger::log_entry(Status status, py::handle arrival) const {
                                      fact(kExamples), fact(kLoss), fact(kLocalSteps), fact(kOwnFacts)});
 }
 
-// Returns the event that a push has closed its task, and makes room for `close_pushed`; None if it has none.
-py::object Ledger::closed_event(py::handle task, Dropped& dropped) {
-  if (is_none(task)) return py::none();
-  make_room(closing_);
-  make_room(dropped);
-  return tuple_of<2>(classes_.closed, {task, texts->pushed});
+// Returns the event that a push has closed its task; None if it has none.
+py::object Ledger::closed_event(py::handle task) const {
+  return is_none(task) ? py::none() : tuple_of<2>(classes_.closed, {task, texts->pushed});
 }
 
 // Appends an entry to the log, and an event of a task to the log and to the list of tasks.
@@ -330,13 +346,27 @@ void Ledger::note(Entries& entries, py::handle entry, py::handle event) const {
   entries.append(now_.task_events, event);
 }
 
-// Closes the task of a push; a draft does so when it is adopted.
-void Ledger::close_pushed(py::handle task, Dropped& dropped) {
-  if (is_none(task)) return;
-  if (begun_ == nullptr)
-    tasks_.close(task, dropped);
-  else
-    closing_.push_back(held(task));
+// Makes room for `count` references, and for all that closed tasks and released versions drop.
+void Ledger::make_room(Dropped& dropped, std::size_t count) const {
+  dropped.reserve(dropped.size() + count + bases_.size() + kFewReferences);
+}
+
+// Drops what control holds no longer for the task of a push; a draft does so when it is adopted.
+void Ledger::drop_closed(const std::optional<control::TaskNumber>& task, Dropped& dropped) {
+  const auto place = task && !draft_ ? opened_.find(*task) : opened_.end();
+  if (place == opened_.end()) return;
+  dropped.push_back(std::move(place->second));
+  opened_.erase(place);
+  drop_released(dropped);
+}
+
+void Ledger::drop_released(Dropped& dropped) {
+  control_->take_released([&](std::int64_t version) {
+    const auto place = bases_.find(version);
+    if (place == bases_.end()) return;
+    dropped.push_back(std::move(place->second));
+    bases_.erase(place);
+  });
 }
 
 void Ledger::drop_old_faults(Dropped& dropped) {
@@ -346,22 +376,12 @@ void Ledger::drop_old_faults(Dropped& dropped) {
   }
 }
 
-std::size_t Ledger::place_of(py::handle client) const {
-  return static_cast<std::size_t>(count(PyDict_GetItem(places_.ptr(), client.ptr())));
-}
-
 // Empties the buffer. `decided` is its round; null: there is none.
 void Ledger::start_round(const Decided* decided, Dropped& dropped) {
   for (py::object& arrival : now_.waiting) dropped.push_back(std::move(arrival));
   now_.waiting.clear();
-  PyDict_Clear(places_.ptr());
-  if (!is_none(now_.next_rule)) {
-    dropped.push_back(std::exchange(now_.rule, std::exchange(now_.next_rule, py::none())));
-    now_.buffer_size = now_.next_buffer_size;
-  }
-  now_.since = now();
+  if (!is_none(now_.next_rule)) dropped.push_back(std::exchange(now_.rule, std::exchange(now_.next_rule, py::none())));
   if (decided == nullptr) return;
-  now_.round_counts = now_.counts;
   ++rounds_;
   if (decided->stepped) {
     dropped.push_back(std::exchange(now_.round, decided->round));
@@ -375,122 +395,131 @@ void Ledger::start_round(const Decided* decided, Dropped& dropped) {
 }
 
 void Ledger::keep_decided() {
-  if (stored_ && begun_ == nullptr)
-    decided_ = std::make_unique<Kept>(Kept{now_, length_of(now_.log), length_of(now_.task_events)});
+  if (stored_ && begun_ == nullptr) decided_ = std::make_unique<Kept>(kept());
 }
 
-// Makes the decision about an arrival. `made` is the round that it completes, or null.
-void Ledger::admit(Status status, const py::object& arrival, const Decided* made, py::handle task, py::handle decision,
-                   py::handle decided, Dropped& dropped) {
-  const py::handle client = client_of(arrival);
-  const py::object entry = is_none(now_.log) ? py::none() : log_entry(status, arrival),
-                   event = closed_event(task, dropped);
-  std::optional<Pass> next;  // if the round ends the pass
-  if (made != nullptr) {
-    if (now_.passes && now_.passes->left() == 1) next = now_.passes->next();
-    dropped.reserve(now_.waiting.size() + kFewReferences);
-  }
-  make_room(now_.waiting);
-  py::object* const replaced = status == Status::replaced ? &now_.waiting.at(place_of(client)) : nullptr;
+// Makes the decision about a push, and returns its receipt. `round` is the one that it completes, or null.
+py::object Ledger::admit(py::handle pushed, control::Push& push, const control::Decision& decision,
+                         py::handle staged_row, py::handle task, const Decided* round, py::handle decided,
+                         Dropped& dropped) {
+  std::array<py::handle, kArrival> facts;
+  for (std::size_t i = 0; i < kFacts; ++i) facts[i] = item(pushed, i);
+  const py::object join = integer(decision.join), staleness = integer(*decision.staleness),
+                   receipt = this->receipt(decision), version = integer(decided_version() - *decision.staleness),
+                   event = closed_event(task);
+  facts[kVersion] = version;
+  facts[kJoin] = join;
+  facts[kStaleness] = staleness;
+  facts[kStagedRow] = staged_row;
+  const py::object arrival = tuple_of<kArrival>(classes_.arrival, facts);
+  const py::object entry = is_none(now_.log) ? py::none() : log_entry(decision.status, arrival);
+  if (round != nullptr || push.task || decision.status == Status::replaced) make_room(dropped, now_.waiting.size());
+  control::make_room(now_.waiting, 1);
+  const bool replaces = decision.status == Status::replaced;
+  push.slot = replaces ? decision.freed : filled();
   Entries entries;
-  entries.append(decided, decision);
-  if (replaced != nullptr) entries.append(decided, *replaced);  // the caller releases it, without the mutex
+  entries.append(decided, receipt);
+  // The caller releases it, without the mutex.
+  if (replaces) entries.append(decided, now_.waiting.at(static_cast<std::size_t>(decision.freed)));
   note(entries, entry, event);
-  if (status == Status::joined) {
-    if (now_.passes && !next) now_.passes->enter(client);
-    if (rules_.duplicates != control::Duplicates::both && made == nullptr) put(places_, client, integer(filled()));
+  const double time = now();
+  if (draft_) {
+    control_->admit(*draft_, push, time);
+  } else if (round == nullptr) {
+    control_->admit(push, time);
+  } else {
+    control::Draft draft = control_->draft(true);
+    control_->admit(draft, push, time);
+    control_->decide_round(draft, {round->stepped}, time);
+    control_->adopt(std::move(draft));
   }
   entries.keep();
-  ++now_.counts[status];
-  ++now_.number;
-  close_pushed(task, dropped);
-  if (replaced != nullptr) {
-    dropped.push_back(std::exchange(*replaced, arrival));
-  } else if (made != nullptr) {
-    if (next) now_.passes = std::move(next);
-    start_round(made, dropped);
-  } else if (status == Status::joined) {
-    if (filled() == 0) now_.since = now();
+  drop_closed(push.task, dropped);
+  if (replaces)
+    dropped.push_back(std::exchange(now_.waiting[static_cast<std::size_t>(decision.freed)], arrival));
+  else if (round != nullptr)
+    start_round(round, dropped);
+  else if (decision.status == Status::joined)
     now_.waiting.push_back(arrival);
-  }
+  return receipt;
 }
 
-void Ledger::record(py::handle status, py::handle arrival, py::handle round, py::handle task, py::handle decision,
-                    py::handle decided) {
-  check_tuple(arrival, kArrival, "an arrival");
-  std::optional<Decided> made;
-  if (!is_none(round)) made.emplace(round);
-  Dropped dropped;
-  admit(status_of(status), held(arrival), made ? &*made : nullptr, task, decision, decided, dropped);
-}
-
-py::object Ledger::join(py::handle pushed, py::handle staged_row, py::handle task, py::handle decided) {
+py::object Ledger::record(py::handle pushed, py::handle staged_row, py::handle task, py::handle round,
+                          py::handle decided) {
   check_tuple(pushed, kFacts, "a push");
-  if (accumulates_) return py::none();
+  std::optional<Decided> completed;
+  if (!is_none(round)) completed.emplace(round);
+  control::Push push = push_of(item(pushed, kClient), count_of(item(pushed, kVersion)), task);
+  const control::Decision decision = decided_by(push);
+  if (!control::is_decision(decision.status)) throw py::type_error("[Ledger] a push that makes no arrival");
+  Dropped dropped;
+  return admit(pushed, push, decision, staged_row, task, completed ? &*completed : nullptr, decided, dropped);
+}
+
+// Decides about an arrival, if it needs no look by Python; returns its receipt, or None.
+py::object Ledger::joined(py::handle pushed, py::handle staged_row, py::handle task, py::handle decided,
+                          bool any_status) {
+  check_tuple(pushed, kFacts, "a push");
+  if (accumulates_) return py::none();  // its slot becomes a term
   const py::handle client = item(pushed, kClient);
-  const std::int64_t pulled = count_of(item(pushed, kVersion));
-  std::int64_t staleness, number, version, makes;
-  Dropped dropped;  // released without the mutex
-  {
-    std::optional<Held> mutex;  // the caller of a draft holds it
-    if (begun_ == nullptr && (!mutex.emplace(*lock_) || !lock_->is_quiet() || closed_)) return py::none();
-    if (!is_none(failure_) || pulled < 0) return py::none();
-    const auto found = outcome(client, pulled);
-    if (!found || found->first != Status::joined || (!by_flush_ && fills_buffer(Status::joined))) return py::none();
-    if (!has_room() && !contains(now_.rows.slots, client)) return py::none();
-    if (!is_none(task) && !is_open(task)) return py::none();
-    staleness = found->second;
-    number = now_.number;
-    version = now_.version;
-    makes = decided_version() + 1;
-    const py::object late = integer(staleness), join = integer(number);
-    const py::object arrival =
-        tuple_of<kArrival>(classes_.arrival, {item(pushed, 0), item(pushed, 1), item(pushed, 2), item(pushed, 3),
-                                              item(pushed, 4), item(pushed, 5), item(pushed, 6), item(pushed, 7),
-                                              item(pushed, 8), item(pushed, 9), join, late, staged_row});
-    py::object decision = py::none();
-    if (!is_none(decided))
-      decision = tuple_of<5>(reinterpret_cast<PyObject*>(&PyTuple_Type),
-                             {text_of(Status::joined), late, join, py::none(), py::none()});
-    admit(Status::joined, arrival, nullptr, task, decision, decided, dropped);
-  }
-  return receipt(Status::joined, staleness, version, number, makes);
+  Dropped dropped;            // released without the mutex
+  std::optional<Held> mutex;  // the caller of a draft holds it
+  if (begun_ == nullptr && (!mutex.emplace(*lock_) || !lock_->is_quiet() || closed_)) return py::none();
+  if (!is_none(failure_) || (!is_none(task) && !is_open(task))) return py::none();
+  control::Push push = push_of(client, count_of(item(pushed, kVersion)), task);
+  const control::Decision decision = decided_by(push);
+  if (!control::is_decision(decision.status) || decision.completes) return py::none();
+  if (decision.status != Status::joined && !any_status) return py::none();
+  if (decision.status == Status::joined && !has_room() && !contains(now_.rows.slots, client)) return py::none();
+  return admit(pushed, push, decision, staged_row, task, nullptr, decided, dropped);
 }
 
 void Ledger::count_push(py::handle status, py::handle task, py::handle fault, py::handle receipt, py::handle decided) {
   const Status counted = status_of(status);
+  const py::object event = closed_event(task);
+  const auto number = is_none(task) ? std::nullopt : control_->tasks().number_of(text_of_id(task));
   Dropped dropped;
-  const py::object event = closed_event(task, dropped);
+  if (number) make_room(dropped, 0);
+  dropped.reserve(dropped.size() + kFewReferences);
   Entries entries;
   entries.append(decided, receipt);
   note(entries, py::none(), event);
   if (!is_none(fault)) faults_.push_back(held(fault));
+  try {
+    if (draft_)
+      control_->count(*draft_, counted, number);
+    else
+      control_->count(counted, number);
+  } catch (...) {
+    if (!is_none(fault)) faults_.pop_back();
+    throw;
+  }
   entries.keep();
-  ++now_.counts[counted];
-  close_pushed(task, dropped);
+  drop_closed(number, dropped);
   drop_old_faults(dropped);
 }
 
 py::object Ledger::cut(py::handle round, py::handle entry, py::handle ends_pass) {
-  std::optional<Decided> made;
-  if (!is_none(round)) made.emplace(round);
-  if (begun_ != nullptr)
-    now_.counts[Status::refused] = begun_->now_.counts[Status::refused];  // calls of the rule's weigh part
-  std::optional<Pass> next;
-  if (now_.passes && (is_set(ends_pass) || (made && now_.passes->left() == 0))) next = now_.passes->next();
+  std::optional<Decided> decided;
+  if (!is_none(round)) decided.emplace(round);
   Dropped dropped;
   dropped.reserve(now_.waiting.size() + kFewReferences);
   py::list discarded;
   Entries entries;
   note(entries, entry, py::none());
-  if (!made) {
-    discarded = list_of(now_.waiting);
-    if (now_.passes) now_.passes->leave(filled());
-  }
+  if (!decided) discarded = list_of(now_.waiting);
+  const control::Round steps{decided && decided->stepped};
+  if (is_set(ends_pass))
+    control_->end_pass(steps, now());
+  else if (!decided)
+    control_->discard(now());
+  else if (draft_)
+    control_->flush(*draft_, steps, now());
+  else
+    control_->flush(steps, now());
   entries.keep();
   cut_ = true;
-  if (next) now_.passes = std::move(next);
-  start_round(made ? &*made : nullptr, dropped);
+  start_round(decided ? &*decided : nullptr, dropped);
   return std::move(discarded);
 }
 
@@ -498,65 +527,56 @@ void Ledger::adopt(py::handle draft_object) {
   auto& draft = draft_object.cast<Ledger&>();
   if (draft.begun_ != this) throw py::type_error("[Ledger] a draft of another one");
   Dropped dropped;
-  dropped.reserve(8 * draft.closing_.size() + draft.faults_.size() + 8);
+  make_room(dropped, draft.draft_->closed.size() + draft.faults_.size());
   const py::object log = now_.log;
   const py::list events = now_.task_events;
   const auto extend = [](py::handle list, py::handle more) {
     const Py_ssize_t size = length_of(list);
     if (!is_none(list) && PyList_SetSlice(list.ptr(), size, size, more.ptr()) != 0) throw py::error_already_set();
-    return size;
   };
-  const Py_ssize_t logged = extend(log, draft.now_.log);
+  const Py_ssize_t logged = length_of(log), noted = length_of(events);
   try {
+    extend(log, draft.now_.log);
     extend(events, draft.now_.task_events);
+    control_->adopt(std::move(*draft.draft_));
   } catch (...) {
     const py::error_scope error;
     if (!is_none(log) && PyList_SetSlice(log.ptr(), logged, length_of(log), nullptr) != 0) PyErr_Clear();
+    if (PyList_SetSlice(events.ptr(), noted, length_of(events), nullptr) != 0) PyErr_Clear();
     throw;
   }
-  std::optional<Pass> pass = std::move(now_.passes);
-  if (pass) {
-    if (draft.now_.passes->begun == &*now_.passes) draft.now_.passes->begun = &*pass;
-    merge(*pass, std::move(*draft.now_.passes));
-  }
-  const std::int64_t refused = now_.counts[Status::refused];
-  std::swap(now_, draft.now_);  // the old state is released with the draft
+  std::swap(now_, draft.now_);  // the old objects are released with the draft
   now_.log = log;
   now_.task_events = events;
-  now_.passes = std::move(pass);
-  draft.now_.passes.reset();
-  now_.counts[Status::refused] = refused;
-  if (draft.cut_ && rounds_ != draft.rounds_) now_.round_counts[Status::refused] = refused;
   rounds_ = draft.rounds_;
-  std::swap(places_, draft.places_);
   std::swap(unreported_, draft.unreported_);
   for (py::object& fault : draft.faults_) faults_.push_back(std::move(fault));
   draft.faults_.clear();
   drop_old_faults(dropped);
-  for (const py::object& task : draft.closing_) tasks_.close(task, dropped);
-  draft.closing_.clear();
+  for (const control::TaskNumber task : draft.draft_->closed) drop_closed(task, dropped);
   if (draft.cut_ && !is_none(now_.round)) keep_decided();
 }
 
-void Ledger::commit(py::handle current, py::handle version, py::handle rule_vectors, py::handle scalars,
-                    py::handle norms, py::handle report, py::handle row_clients) {
-  const std::int64_t number = count_of(version), clients = count_of(row_clients);
+void Ledger::commit(py::handle current, py::handle rule_vectors, py::handle round_object) {
+  const Decided round(round_object);
+  const std::int64_t clients = is_none(now_.rows.cache) ? 0 : size_of(now_.rows.cache);
   Dropped dropped;
-  dropped.reserve(8 + static_cast<std::size_t>(tasks_.size()));
-  if (reporting_) unreported_.push_back(held(report));
+  make_room(dropped, 0);
+  if (reporting_) unreported_.push_back(round.report);
+  control_->commit();
   dropped.push_back(std::exchange(now_.current, held(current)));
   dropped.push_back(std::exchange(now_.rule_vectors, held(rule_vectors)));
-  dropped.push_back(std::exchange(now_.scalars, held(scalars)));
-  dropped.push_back(std::exchange(now_.norms, held(norms)));
+  dropped.push_back(std::exchange(now_.scalars, round.scalars));
+  dropped.push_back(std::exchange(now_.norms, round.norms));
   dropped.push_back(std::exchange(now_.round, py::none()));
-  now_.version = number;
   now_.rows.clients = clients;
   now_.rows.coming = 0;
   const std::unique_ptr<Kept> decided = std::move(decided_);
-  if (rules_.max_staleness) tasks_.release_before(number - *rules_.max_staleness, dropped);
+  drop_released(dropped);
 }
 
 void Ledger::abandon_round(py::handle why) {
+  control_->abandon();
   const py::object round = std::exchange(now_.round, py::none()), failure = std::exchange(failure_, held(why));
   const std::unique_ptr<Kept> decided = std::move(decided_);
 }
@@ -566,32 +586,31 @@ void Ledger::abandon_round(py::handle why) {
 void Ledger::hand_in(py::handle rule_vectors, py::handle handed, py::handle entry) {
   Entries entries;
   note(entries, entry, py::none());
+  control_->hand_in({});
   entries.keep();
   const py::object vectors = std::exchange(now_.rule_vectors, held(rule_vectors)),
                    names = std::exchange(now_.handed, held(handed));
 }
 
-void Ledger::set_params(py::handle current, py::handle version, py::handle entry) {
-  const std::int64_t number = count_of(version);
+void Ledger::set_params(py::handle current, py::handle entry) {
   Dropped dropped;
-  dropped.reserve(8 + static_cast<std::size_t>(tasks_.size()));
+  make_room(dropped, 0);
   Entries entries;
   note(entries, entry, py::none());
+  control_->set_params();
   entries.keep();
   dropped.push_back(std::exchange(now_.current, held(current)));
-  now_.version = number;
-  if (rules_.max_staleness) tasks_.release_before(number - *rules_.max_staleness, dropped);
+  drop_released(dropped);
 }
 
 bool Ledger::replace_rule(py::handle rule, py::handle buffer_size, py::handle entry) {
   const std::int64_t size = count_of(buffer_size);
-  const bool at_once = now_.waiting.empty();
   Entries entries;
   note(entries, entry, py::none());
+  const bool at_once = control_->replace_rule(size, {});
   entries.keep();
   const py::object next = std::exchange(now_.next_rule, at_once ? py::none() : held(rule));
   const py::object before = at_once ? std::exchange(now_.rule, held(rule)) : py::none();
-  (at_once ? now_.buffer_size : now_.next_buffer_size) = size;
   return at_once;
 }
 
@@ -602,65 +621,65 @@ py::object Ledger::next_report() {
   return report;
 }
 
-py::object Ledger::load(py::handle versions, py::handle rules, py::handle rows, py::handle waiting, py::handle counted,
-                        py::handle log, py::handle vectors, py::handle passed) {
-  const auto arrivals_of = [](py::handle list) {
-    Arrivals arrivals;
-    for (const py::handle arrival : held(list)) {
-      check_tuple(arrival, kArrival, "an arrival");
-      arrivals.push_back(held(arrival));
-    }
-    return arrivals;
-  };
-  check_tuple(versions, 2, "a version");
-  check_tuple(rules, 4, "rules");
-  check_tuple(counted, 2, "counts");
-  check_tuple(vectors, 4, "vectors");
-  State state;
-  state.current = held(item(versions, 0));
-  state.version = count_of(item(versions, 1));
-  state.rule = held(item(rules, 0));
-  state.buffer_size = count_of(item(rules, 1));
-  state.next_rule = held(item(rules, 2));
-  state.next_buffer_size = count_of(item(rules, 3));
+py::object Ledger::load(py::handle state) {
+  control::Settings settings = control_->settings();
+  control::Saved saved;
+  Objects objects;
+  objects.current = attribute("current", state);
+  saved.version = count_of(attribute("version", objects.current));
+  objects.rule = attribute("rule", state);
+  settings.buffer_size = saved.buffer_size = count_of(attribute("buffer_size", objects.rule));
+  objects.next_rule = attribute("next_rule", state);
+  if (!is_none(objects.next_rule)) saved.next_buffer_size = count_of(attribute("buffer_size", objects.next_rule));
+  const py::object passes = attribute("passes", state), rows = attribute("rows", state);
+  if (!is_none(passes)) {
+    settings.pass_clients = count_of(attribute("num_clients", passes));
+    saved.entered.emplace();
+  }
+  const auto control = std::make_shared<control::Control>(settings);
+  if (saved.entered) {
+    const py::list order(attribute("order", passes));
+    const auto entered = static_cast<std::size_t>(count_of(attribute("entered", passes)));
+    for (std::size_t i = 0; i < entered; ++i)
+      saved.entered->push_back(control->clients().of(id_of(py::object(order[i]))));
+  }
   if (!is_none(rows)) {
-    check_tuple(rows, 5, "rows");
-    state.rows.cache = held(item(rows, 0));
-    if (!PyDict_CheckExact(item(rows, 1).ptr())) throw py::type_error("[Ledger] the slots of rows are no dict");
-    state.rows.slots = py::dict(held(item(rows, 1)));
-    state.rows.clients = count_of(item(rows, 2));
-    state.rows.most = count_of(item(rows, 3));
-    state.rows.reads_ahead = is_set(item(rows, 4));
+    objects.rows.cache = rows;
+    objects.rows.slots = py::dict(attribute("slots", rows));
+    objects.rows.clients = size_of(rows);
+    objects.rows.most = count_of(attribute("num_clients", rows));
+    objects.rows.reads_ahead = is_set(attribute("reads_ahead", rows));
   }
-  state.waiting = arrivals_of(waiting);
-  state.number = count_of(item(counted, 0));
+  for (const py::handle entry : attribute("waiting", state)) {
+    check_tuple(entry, kArrival, "an arrival");
+    control::Arrival arrival;
+    arrival.slot = static_cast<std::int64_t>(objects.waiting.size());
+    arrival.client = control->clients().of(id_of(item(entry, kClient)));
+    arrival.version = count_of(item(entry, kVersion));
+    arrival.staleness = count_of(item(entry, kStaleness));
+    arrival.join = count_of(item(entry, kJoin));
+    saved.waiting.push_back(std::move(arrival));
+    objects.waiting.push_back(held(entry));
+  }
+  saved.number = count_of(attribute("number", state));
+  const py::object counts = attribute("counts", state);
   for (std::size_t i = 0; i < kStatuses; ++i)
-    state.counts[static_cast<Status>(i)] = count_of(item(counted, 1)[texts->statuses[i]]);
-  state.round_counts = state.counts;
-  if (!is_none(now_.log)) state.log = held(log);
-  state.rule_vectors = held(item(vectors, 0));
-  state.handed = held(item(vectors, 1));
-  state.scalars = held(item(vectors, 2));
-  state.norms = held(item(vectors, 3));
-  if (!is_none(passed)) {
-    check_tuple(passed, 2, "a pass");
-    Pass pass{count_of(item(passed, 0)), py::list(), 0, py::dict()};
-    for (const py::handle client : held(item(passed, 1))) pass.enter(client);
-    state.passes = std::move(pass);
-  }
-  state.since = now();
-  py::dict places;
-  for (std::size_t i = 0; i < state.waiting.size() && rules_.duplicates != control::Duplicates::both; ++i)
-    put(places, client_of(state.waiting[i]), integer(static_cast<std::int64_t>(i)));
+    saved.counts[static_cast<Status>(i)] = count_of(counts[texts->statuses[i]]);
+  if (!is_none(now_.log)) objects.log = attribute("log", state);
+  objects.rule_vectors = attribute("rule_vectors", state);
+  objects.handed = attribute("handed", state);
+  objects.scalars = attribute("scalars", state);
+  objects.norms = attribute("norms", state);
+  control->load(std::move(saved), now());
   py::object before = list_of(now_.waiting);
-  Dropped dropped;
-  dropped.reserve(8 + 4 * static_cast<std::size_t>(tasks_.size()));
-  const State old = std::exchange(now_, std::move(state));
+  // From here on nothing fails.
+  const auto old_control = std::exchange(control_, control);
+  const Objects old = std::exchange(now_, std::move(objects));
   const py::object failure = std::exchange(failure_, py::none());
   const std::unique_ptr<Kept> decided = std::move(decided_);
-  std::swap(places_, places);
+  const auto opened = std::exchange(opened_, {});
+  const auto bases = std::exchange(bases_, {});
   ++rounds_;
-  tasks_.clear(dropped);
   return before;
 }
 
@@ -671,14 +690,23 @@ void Ledger::attach(py::handle commit_every) {
 
 void Ledger::replay(py::handle replaying, py::handle by_flush) {
   replaying_ = is_set(replaying);
-  by_flush_ = is_set(by_flush);
+  control_->set_by_flush(is_set(by_flush));
 }
 
 // Tasks
 
+const control::Tasks::Task* Ledger::find_task(py::handle id) const {
+  if (!PyUnicode_CheckExact(id.ptr()) || PyUnicode_AsUTF8(id.ptr()) == nullptr) {  // no id has a lone surrogate
+    PyErr_Clear();
+    return nullptr;
+  }
+  const auto number = control_->tasks().number_of(text_of_id(id));
+  return number ? control_->find_task(*number, draft_ ? &*draft_ : nullptr) : nullptr;
+}
+
 void Ledger::open_task(py::handle opened, py::handle id, py::handle version, py::handle holds, py::handle deadline,
                        py::handle base) {
-  if (is_none(now_.round) && length_of(now_.task_events) > 1000 + 8 * tasks_.size()) compact_task_events();
+  if (is_none(now_.round) && length_of(now_.task_events) > 1000 + 8 * task_count()) compact_task_events();
   Entries entries;
   note(entries, py::none(), opened);
   restore_task(opened, id, version, holds, deadline, base);
@@ -687,25 +715,94 @@ void Ledger::open_task(py::handle opened, py::handle id, py::handle version, py:
 
 void Ledger::restore_task(py::handle opened, py::handle id, py::handle version, py::handle holds, py::handle deadline,
                           py::handle base) {
+  const bool hold = is_set(holds) && !is_none(base);
+  const std::int64_t pulled = count_of(version);
+  control::Opened facts{text_of_id(id), {}, pulled, hold, {}, {}};
+  static const Name client_id("client_id");
+  facts.client = control_->clients().of(id_of(client_id.of(opened)));
   Dropped dropped;
-  tasks_.open(opened, id, count_of(version), is_set(holds), number_of(deadline), base, dropped);
+  make_room(dropped, 1);
+  const control::TaskNumber number = control_->open_task(std::move(facts), number_of(deadline));
+  try {
+    opened_.emplace(number, held(opened));
+    if (hold) bases_.try_emplace(pulled, held(base));
+  } catch (...) {
+    control_->close_task(number, control::Why::cancelled);
+    opened_.erase(number);
+    drop_released(dropped);
+    throw;
+  }
+  drop_released(dropped);  // at most max_bases are held
 }
 
 bool Ledger::close_task(py::handle id, py::handle why) {
-  if (!tasks_.is_open(id)) return false;
+  const auto number = control_->tasks().number_of(text_of_id(id));
+  if (!number) return false;
   const py::object event = tuple_of<2>(classes_.closed, {id, why});
   Dropped dropped;
+  make_room(dropped, 0);
   Entries entries;
   note(entries, py::none(), event);
+  control_->close_task(*number, control::Why::cancelled);
   entries.keep();
-  tasks_.close(id, dropped);
+  drop_closed(number, dropped);
   return true;
 }
 
-void Ledger::compact_task_events() { const py::list before = std::exchange(now_.task_events, tasks_.all_opened()); }
+void Ledger::compact_task_events() {
+  const py::list before = std::exchange(now_.task_events, py::list(opened_tasks()));
+}
 
-bool Ledger::has_overdue_task() const { return next_deadline() <= now(); }
+py::object Ledger::opened(py::handle id) const {
+  const auto* const task = find_task(id);
+  if (task == nullptr) return py::none();
+  const Ledger& owner = begun_ == nullptr ? *this : *begun_;
+  return owner.opened_.at(*control_->tasks().number_of(task->opened.task));
+}
 
-py::object Ledger::next_overdue() const { return tasks_.next_overdue(now()); }
+py::object Ledger::opened_tasks() const {
+  py::list entries;
+  for (const auto& [_, entry] : opened_) entries.append(entry);
+  return std::move(entries);
+}
+
+py::object Ledger::next_overdue() const {
+  const auto task = control_->tasks().next_overdue(now());
+  return task ? object_of(control_->find_task(*task)->opened.task) : py::none();
+}
+
+py::object Ledger::base(py::handle version) const {
+  const auto place = bases_.find(count_of(version));
+  return place == bases_.end() ? py::none() : place->second;
+}
+
+py::object Ledger::base_of(py::handle id) const {
+  const auto* const task = find_task(id);
+  return task == nullptr || !task->opened.hold ? py::none() : base(integer(task->opened.version));
+}
+
+py::object Ledger::bases() const {
+  py::dict all;
+  for (const auto& [version, base] : bases_)
+    if (!is_none(base)) put(all, integer(version), base);
+  return std::move(all);
+}
+
+// Returns the version of this number, and holds it no longer, until `put_back_base`.
+py::object Ledger::take_base(py::handle version) {
+  const auto place = bases_.find(count_of(version));
+  return place == bases_.end() ? py::none() : std::exchange(place->second, py::none());
+}
+
+// Holds the version for its tasks again; None: no longer.
+void Ledger::put_back_base(py::handle version, py::handle base) {
+  const auto place = bases_.find(count_of(version));
+  if (place == bases_.end()) return;
+  place->second = held(base);
+  Dropped dropped;
+  make_room(dropped, 0);
+  if (is_none(base)) control_->release_base(place->first);
+  drop_released(dropped);
+}
 
 }  // namespace afflux::python

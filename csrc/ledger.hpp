@@ -1,5 +1,5 @@
-// All decisions of a server: which arrivals wait, which round is decided, what was counted and logged, which tasks are
-// open. A decision is one call, which runs no code of Python; it is made whole or not at all.
+// The decisions of a server, which control makes, and the objects of Python that they are about: versions, slots,
+// entries of the log. A decision is one call, which runs no code of Python; it is made whole or not at all.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -7,17 +7,17 @@
 #include <cstdint>
 #include <deque>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "buffers.hpp"
-#include "control/counts.hpp"
-#include "control/decision.hpp"
+#include "control/control.hpp"
 #include "mutex.hpp"
-#include "passes.hpp"
-#include "task_book.hpp"
+#include "values.hpp"
 
 namespace afflux::python {
 
@@ -52,7 +52,7 @@ constexpr std::size_t kMostFaults = 1000;
 struct Texts {
   std::array<pybind11::str, kStatuses> statuses{"joined", "replaced", "superseded", "rejected", "dropped",
                                                 "empty",  "expired",  "faulty",     "refused"};
-  pybind11::str pushed{"pushed"}, nothing{""};
+  pybind11::str pushed{"pushed"}, nothing{""}, entered{"has entered in this pass"};
   pybind11::tuple empty;  // no reports, and no facts
   pybind11::int_ zero{0};
   pybind11::object nan = pybind11::module_::import("math").attr("nan");  // one object: entries of logs are compared
@@ -81,25 +81,22 @@ struct Rows {
   bool reads_ahead = false;  // whether a push reads its client's row
 };
 
-// What a snapshot contains. A copy shares the lists that grow.
-struct State {
+using Arrivals = std::vector<pybind11::object>;  // each an aggregation.arrivals.PendingArrival
+// References that a decision drops. They are released after it, because that may run any code.
+using Dropped = std::vector<pybind11::object>;
+
+// The objects that the state of control is about. A copy shares the lists that grow.
+struct Objects {
   pybind11::object current = pybind11::none();  // the newest version
-  std::int64_t version = 0;
   pybind11::object rule = pybind11::none(), next_rule = pybind11::none();
-  std::int64_t buffer_size = 0, next_buffer_size = 0;
   Rows rows;
-  Arrivals waiting;                           // the buffer
+  Arrivals waiting;                           // the buffer; an arrival's slot in control is its place here
   pybind11::object round = pybind11::none();  // the round that is decided, and not committed
-  std::int64_t number = 0;                    // of the next decision
-  Counts counts, round_counts;                // now, and when the last round was decided
   pybind11::object log = pybind11::none();    // a list, or None
   pybind11::list task_events;                 // since the last compaction
   pybind11::object rule_vectors = pybind11::none(), handed = pybind11::none(), scalars = pybind11::none(),
                    norms = pybind11::none();
-  std::optional<Pass> passes;
-  double since = 0;  // when the first arrival in the buffer has joined, by the monotonic clock
 
-  std::int64_t filled() const { return static_cast<std::int64_t>(waiting.size()); }
   // Calls `visit` with each reference.
   template <class Visit>
   void for_each(const Visit& visit) const {
@@ -108,13 +105,15 @@ struct State {
                                                         &log, &task_events, &rule_vectors, &handed, &scalars, &norms})
       visit(*reference);
     for (const pybind11::object& arrival : waiting) visit(arrival);
-    if (passes) passes->for_each(visit);
   }
 };
 
-// A copy of a state, with the lengths that its lists had.
+// What a snapshot contains: lists that grow, with their lengths.
 struct Kept {
-  State state;
+  Objects objects;
+  std::int64_t number;  // of the next decision
+  Counts counts;
+  std::int64_t entered;  // clients of the pass
   std::int64_t logged, events;
 };
 
@@ -155,26 +154,24 @@ class Ledger {
                         pybind11::handle gradient, pybind11::handle model, pybind11::handle num_examples,
                         pybind11::handle loss, pybind11::handle conversion) const;
   pybind11::object join(pybind11::handle pushed, pybind11::handle staged_row, pybind11::handle task,
-                        pybind11::handle decided);
+                        pybind11::handle decided) {
+    return joined(pushed, staged_row, task, decided, /*any_status=*/true);
+  }
   pybind11::object decide(pybind11::handle client, pybind11::handle version) const;
-  void record(pybind11::handle status, pybind11::handle arrival, pybind11::handle round, pybind11::handle task,
-              pybind11::handle decision, pybind11::handle decided);
+  pybind11::object record(pybind11::handle pushed, pybind11::handle staged_row, pybind11::handle task,
+                          pybind11::handle round, pybind11::handle decided);
   void count_push(pybind11::handle status, pybind11::handle task, pybind11::handle fault, pybind11::handle receipt,
                   pybind11::handle decided);
   pybind11::object cut(pybind11::handle round, pybind11::handle entry, pybind11::handle ends_pass);
   void adopt(pybind11::handle draft);
-  void commit(pybind11::handle current, pybind11::handle version, pybind11::handle rule_vectors,
-              pybind11::handle scalars, pybind11::handle norms, pybind11::handle report, pybind11::handle row_clients);
+  void commit(pybind11::handle current, pybind11::handle rule_vectors, pybind11::handle round);
   void abandon_round(pybind11::handle why);
-  pybind11::object load(pybind11::handle versions, pybind11::handle rules, pybind11::handle rows,
-                        pybind11::handle waiting, pybind11::handle counted, pybind11::handle log,
-                        pybind11::handle vectors, pybind11::handle passed);
+  pybind11::object load(pybind11::handle state);
   void hand_in(pybind11::handle rule_vectors, pybind11::handle handed, pybind11::handle entry);
-  void set_params(pybind11::handle current, pybind11::handle version, pybind11::handle entry);
+  void set_params(pybind11::handle current, pybind11::handle entry);
   bool replace_rule(pybind11::handle rule, pybind11::handle buffer_size, pybind11::handle entry);
   pybind11::object next_report();
   void attach(pybind11::handle commit_every);
-  pybind11::object durable_version(pybind11::handle version) const { return durable(count_of(version)); }
   void take_vectors(pybind11::handle intake);
   void use_slots(pybind11::handle pools) {
     if (intake_) intake_->pools = pybind11::tuple(pools_of(pools));
@@ -188,20 +185,18 @@ class Ledger {
                     pybind11::handle deadline, pybind11::handle base);
   bool close_task(pybind11::handle id, pybind11::handle why);
   void compact_task_events();
-  bool is_open(pybind11::handle id) const;
-  pybind11::object opened(pybind11::handle id) const { return tasks().opened(id); }
-  pybind11::object opened_tasks() const { return tasks().all_opened(); }
+  bool is_open(pybind11::handle id) const { return find_task(id) != nullptr; }
+  pybind11::object opened(pybind11::handle id) const;
+  pybind11::object opened_tasks() const;
   pybind11::object next_overdue() const;
-  pybind11::object base(pybind11::handle version) const { return tasks().base(count_of(version)); }
-  pybind11::object base_of(pybind11::handle id) const { return tasks().base_of(id); }
-  pybind11::object bases() const { return tasks().bases(); }
-  pybind11::object take_base(pybind11::handle version) { return tasks_.take(count_of(version)); }
-  void put_back_base(pybind11::handle version, pybind11::handle base) { tasks_.put_back(count_of(version), base); }
+  pybind11::object base(pybind11::handle version) const;
+  pybind11::object base_of(pybind11::handle id) const;
+  pybind11::object bases() const;
+  pybind11::object take_base(pybind11::handle version);
+  void put_back_base(pybind11::handle version, pybind11::handle base);
 
   pybind11::object snapshot() const;
-  pybind11::object decided_snapshot() const {
-    return decided_ ? snapshot(decided_->state, decided_->logged, decided_->events) : pybind11::none();
-  }
+  pybind11::object decided_snapshot() const { return decided_ ? snapshot(*decided_) : pybind11::none(); }
   pybind11::object arrivals() const { return list_of(now_.waiting); }
   bool fills(pybind11::handle status) const;
   bool has_room() const;
@@ -209,16 +204,16 @@ class Ledger {
   // The attributes of Python.
   pybind11::object mutex() const { return mutex_; }
   pybind11::object current() const { return now_.current; }
-  std::int64_t version() const { return now_.version; }
-  std::int64_t decided_version() const { return control::decided_version(now_.version, !is_none(now_.round)); }
+  std::int64_t version() const { return state().version; }
+  std::int64_t decided_version() const { return state().decided_version(); }
   pybind11::object rule() const { return now_.rule; }
   pybind11::object next_rule() const { return now_.next_rule; }
   pybind11::object rows() const { return now_.rows.cache; }
-  std::int64_t filled() const { return now_.filled(); }
+  std::int64_t filled() const { return state().buffer.filled(); }
   pybind11::object last_slot() const;
   pybind11::object round() const { return now_.round; }
-  std::int64_t number() const { return now_.number; }
-  pybind11::object counts() const { return counts_of(now_.counts); }
+  std::int64_t number() const { return state().number; }
+  pybind11::object counts() const { return counts_of(state().counts); }
   pybind11::object counts_since_round() const;
   std::int64_t rounds_counted() const { return rounds_; }
   pybind11::object growing_log() const { return now_.log; }
@@ -226,32 +221,30 @@ class Ledger {
   pybind11::object handed() const { return now_.handed; }
   pybind11::object scalars() const { return now_.scalars; }
   pybind11::object norms() const { return now_.norms; }
-  bool in_passes() const { return now_.passes.has_value(); }
-  bool has_entered(pybind11::handle client) const { return now_.passes && now_.passes->has(client); }
-  std::int64_t left_in_pass() const { return now_.passes ? now_.passes->left() : 0; }
+  bool in_passes() const { return state().pass.has_value(); }
+  bool has_entered(pybind11::handle client) const;
+  std::int64_t left_in_pass() const { return in_passes() ? state().pass->left() : 0; }
   pybind11::object pass_clients() const;
   pybind11::object entered() const;
   bool late() const;
   bool replaying() const { return replaying_; }
-  bool by_flush() const { return by_flush_; }
+  bool by_flush() const { return draft_ ? draft_->by_flush : control_->settings().by_flush; }
   pybind11::object max_staleness() const;
   bool unreported() const { return !unreported_.empty(); }
   pybind11::object faults() const;
   bool closed() const { return closed_; }
   pybind11::object failure() const { return failure_; }
-  std::int64_t task_count() const { return tasks().size(); }
-  double next_deadline() const { return tasks().next_deadline(); }
-  bool has_overdue_task() const;
+  std::int64_t task_count() const { return control_->tasks().size(); }
+  double next_deadline() const { return control_->tasks().next_deadline(); }
+  bool has_overdue_task() const { return next_deadline() <= now(); }
 
  private:
   // The facts about a decided round.
   struct Decided {
-    explicit Decided(pybind11::handle facts);
-    pybind11::object round;
+    explicit Decided(pybind11::handle decided);  // an aggregation.round.Round
+    pybind11::object round, scalars, norms, report;
     bool stepped;
-    std::int64_t version;  // of its report
-    pybind11::object scalars, norms, report;
-    std::int64_t coming;  // clients that get their first row
+    std::int64_t coming = 0;  // clients that get their first row
   };
   class Entries;
 
@@ -272,30 +265,33 @@ class Ledger {
                                  pybind11::handle extremes);
   pybind11::object taken_in(pybind11::handle client, pybind11::handle version, pybind11::handle vector,
                             pybind11::handle num_examples, pybind11::handle loss) const;
-  std::optional<std::pair<Status, std::int64_t>> outcome(pybind11::handle client, std::int64_t version) const;
-  std::int64_t target() const;
-  bool fills_buffer(Status status) const { return control::fills(status, filled(), target()); }
-  std::size_t place_of(pybind11::handle client) const;
+  const control::State& state() const { return draft_ ? *draft_ : control_->state(); }
+  const control::Tasks::Task* find_task(pybind11::handle id) const;
+  control::Push push_of(pybind11::handle client, std::int64_t version, pybind11::handle task) const;
+  control::Decision decided_by(const control::Push& push) const;
+  pybind11::object joined(pybind11::handle pushed, pybind11::handle staged_row, pybind11::handle task,
+                          pybind11::handle decided, bool any_status);
   pybind11::object log_entry(Status status, pybind11::handle arrival) const;
-  pybind11::object closed_event(pybind11::handle task, Dropped& dropped);
+  pybind11::object closed_event(pybind11::handle task) const;
   void note(Entries& entries, pybind11::handle entry, pybind11::handle event) const;
-  void close_pushed(pybind11::handle task, Dropped& dropped);
+  void make_room(Dropped& dropped, std::size_t count) const;
+  void drop_closed(const std::optional<control::TaskNumber>& task, Dropped& dropped);
+  void drop_released(Dropped& dropped);
   void drop_old_faults(Dropped& dropped);
-  void admit(Status status, const pybind11::object& arrival, const Decided* made, pybind11::handle task,
-             pybind11::handle decision, pybind11::handle decided, Dropped& dropped);
+  pybind11::object admit(pybind11::handle pushed, control::Push& push, const control::Decision& decision,
+                         pybind11::handle staged_row, pybind11::handle task, const Decided* round,
+                         pybind11::handle decided, Dropped& dropped);
   void start_round(const Decided* decided, Dropped& dropped);
-  pybind11::object snapshot(const State& state, std::int64_t logged, std::int64_t events) const;
+  pybind11::list clients_of_pass(std::int64_t count) const;
+  Kept kept() const;
+  pybind11::object snapshot(const Kept& state) const;
   pybind11::object durable(std::int64_t version) const;
-  pybind11::object receipt(Status status, std::int64_t staleness, std::int64_t version, std::int64_t number,
-                           std::int64_t makes) const;
-  const TaskBook& tasks() const { return begun_ == nullptr ? tasks_ : begun_->tasks_; }
+  pybind11::object receipt(const control::Decision& decision) const;
   void keep_decided();
 
   const Classes classes_;
-  const control::AdmissionRules rules_;
   const bool reporting_, accumulates_;
   std::optional<double> flush_after_;
-  bool by_flush_;
   bool replaying_ = false;
   bool stored_ = false;
   std::optional<std::int64_t> commit_every_;
@@ -305,15 +301,16 @@ class Ledger {
   bool closed_ = false;
   pybind11::object failure_ = pybind11::none();
 
-  State now_;
+  std::shared_ptr<control::Control> control_;  // that of `begun_`, for a draft
+  Objects now_;
   std::unique_ptr<Kept> decided_;  // the state when the round was decided, if there is a store
-  pybind11::dict places_;    // the place of each client's arrival in the buffer, unless both of its arrivals count
-  std::int64_t rounds_ = 0;  // how often round_counts was set
+  std::int64_t rounds_ = 0;        // how often counts_since_round began anew
   std::deque<pybind11::object> unreported_, faults_;
-  TaskBook tasks_;
+  std::map<control::TaskNumber, pybind11::object> opened_;  // the entries of the log that have opened the open tasks
+  std::map<std::int64_t, pybind11::object> bases_;          // the versions that tasks hold
   // Of a draft:
   Ledger* begun_ = nullptr;
-  std::vector<pybind11::object> closing_;  // the tasks of its pushes
+  std::optional<control::Draft> draft_;
   bool cut_ = false;
 };
 

@@ -66,4 +66,10 @@ inline void put(pybind11::handle dict, pybind11::handle key, pybind11::handle va
   if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) != 0) throw pybind11::error_already_set();
 }
 
+inline bool contains(const pybind11::dict& keys, pybind11::handle key) {
+  const int found = PyDict_Contains(keys.ptr(), key.ptr());
+  if (found < 0) throw pybind11::error_already_set();
+  return found == 1;
+}
+
 }  // namespace afflux::python

@@ -26,7 +26,7 @@ Control::Control(const Settings& settings)
 
 // Deciding
 
-const Tasks::Task* Control::open_task(const Draft* draft, TaskNumber task) const {
+const Tasks::Task* Control::find_task(TaskNumber task, const Draft* draft) const {
   if (draft != nullptr && std::count(draft->closed.begin(), draft->closed.end(), task) != 0) return nullptr;
   return tasks_.find(task);
 }
@@ -49,7 +49,7 @@ Refusal Control::refusal_of(const State& state, const Client& client) const {
 Decision Control::decide(const State& state, const Draft* draft, const Push& push) const {
   Decision decision;
   decision.version = state.version;
-  const Tasks::Task* const task = push.task ? open_task(draft, *push.task) : nullptr;
+  const Tasks::Task* const task = push.task ? find_task(*push.task, draft) : nullptr;
   if (push.task && task == nullptr) {
     decision.status = Status::expired;
     return decision;
@@ -89,19 +89,7 @@ Decision Control::decide(const State& state, const Draft* draft, const Push& pus
   return decision;
 }
 
-Decision Control::decide(const Push& push, double now) const {
-  const Tasks::Task* const task = push.task ? tasks_.find(*push.task) : nullptr;
-  if (task == nullptr || task->deadline > now) return decide(state_, nullptr, push);
-  Decision decision;
-  decision.status = Status::expired;
-  decision.version = state_.version;
-  return decision;
-}
-
-Decision Control::admit(const Push& push, double now) {
-  close_overdue(now);
-  return admit(state_, nullptr, push, now);
-}
+Decision Control::admit(const Push& push, double now) { return admit(state_, nullptr, push, now); }
 
 Decision Control::admit(Draft& draft, const Push& push, double now) {
   require(draft.changes == changes_, "[control] the state has changed since the draft");
@@ -118,7 +106,7 @@ Decision Control::admit(State& state, Draft* draft, const Push& push, double now
   require(!decision.completes || !state.round_pending,
           "[control] a round is decided, which must be committed before a push completes another one");
   // First all that may fail: entries of the log, a number of the client, room.
-  const Tasks::Task* const task = push.task ? open_task(draft, *push.task) : nullptr;
+  const Tasks::Task* const task = push.task ? find_task(*push.task, draft) : nullptr;
   const bool closes = task != nullptr && status != Status::refused;
   Log entries;
   Arrival arrival;
@@ -171,7 +159,7 @@ void Control::count(Draft& draft, Status status, std::optional<TaskNumber> task)
 
 void Control::count(State& state, Draft* draft, Status status, std::optional<TaskNumber> task) {
   require(!is_decision(status), "[control] a decision about an arrival is counted when it is made");
-  const Tasks::Task* const open = task && status != Status::refused ? open_task(draft, *task) : nullptr;
+  const Tasks::Task* const open = task && status != Status::refused ? find_task(*task, draft) : nullptr;
   if (open != nullptr) {
     if (draft != nullptr) make_room(draft->closed, 1);
     note(state, Closed{open->opened.task, Why::pushed});
@@ -260,6 +248,13 @@ void Control::commit() {
   ++changes_;
 }
 
+void Control::abandon() {
+  require(state_.round_pending, "[control] no round is decided");
+  state_.first_rows.clear();
+  state_.round_pending = false;
+  ++changes_;
+}
+
 // Drafts
 
 Draft Control::draft(bool completes) const {
@@ -323,6 +318,11 @@ bool Control::close_task(TaskNumber task, Why why) {
   return true;
 }
 
+void Control::release_base(std::int64_t version) {
+  tasks_.release(version);
+  ++changes_;
+}
+
 void Control::close_overdue(double now) {
   while (const std::optional<TaskNumber> task = tasks_.next_overdue(now)) close_task(*task, Why::expired);
 }
@@ -358,6 +358,11 @@ bool Control::replace_rule(std::int64_t buffer_size, const std::string& config) 
     state_.next_buffer_size = buffer_size;
   ++changes_;
   return at_once;
+}
+
+void Control::set_by_flush(bool by_flush) {
+  settings_.by_flush = by_flush;
+  ++changes_;
 }
 
 // The saved state

@@ -132,10 +132,11 @@ class Control {
   Clients& clients() { return clients_; }
   const Clients& clients() const { return clients_; }
 
-  // Pushes. `now` is the caller's monotonic clock: tasks whose lease has ended are closed first.
+  // Pushes. `now` is the caller's monotonic clock. A task is open until `close_overdue`, also if its lease has ended.
   Decision admit(const Push& push, double now);
   // Returns the decision that `admit` would make; nothing changes.
-  Decision decide(const Push& push, double now) const;
+  Decision decide(const Push& push) const { return decide(state_, nullptr, push); }
+  Decision decide(const Draft& draft, const Push& push) const { return decide(draft, &draft, push); }
   // Counts a push about which the caller has decided: it is empty, expired, faulty or refused. Closes its task, unless
   // the push is refused.
   void count(Status status, std::optional<TaskNumber> task = {});
@@ -147,7 +148,8 @@ class Control {
   std::vector<Arrival> discard(double now);
   // Of the buffer's arrivals, if there are any; then a new pass begins.
   std::vector<Arrival> end_pass(Round round, double now);
-  void commit();  // the decided round was made
+  void commit();   // the decided round was made
+  void abandon();  // it cannot be made: its version is not the newest one, and its arrivals are lost
 
   // Drafts. No push of a draft completes a round, unless it `completes`.
   Draft draft(bool completes = false) const;
@@ -163,13 +165,21 @@ class Control {
   TaskNumber open_task(Opened opened, double deadline);
   bool close_task(TaskNumber task, Why why);
   void close_overdue(double now);
-  std::vector<std::int64_t> take_released() { return tasks_.take_released(); }  // versions that no task holds any more
+  // Returns the task, if it is open after the decisions of the draft (null: so far); else null.
+  const Tasks::Task* find_task(TaskNumber task, const Draft* draft = nullptr) const;
+  void release_base(std::int64_t version);  // tasks hold it no longer
+  // Calls visit(version) for each version that no task holds any more, since the last call.
+  template <class Visit>
+  void take_released(const Visit& visit) noexcept {
+    tasks_.take_released(visit);
+  }
 
   // Changes by the caller
   void hand_in(const std::string& name);  // a rule vector
   void set_params();                      // makes a version; only while the buffer is empty
   // Returns whether the rule is replaced at once, because the buffer is empty.
   bool replace_rule(std::int64_t buffer_size, const std::string& config);
+  void set_by_flush(bool by_flush);
 
   Saved save() const;
   // Makes a saved state the state, and closes all tasks. The log is kept if it was kept before and was saved: it never
@@ -182,12 +192,11 @@ class Control {
   Decision admit(State& state, Draft* draft, const Push& push, double now);
   std::vector<Arrival> cut(State& state, Draft* draft, std::optional<Round> round, const std::optional<Cut>& entry,
                            double now);
-  const Tasks::Task* open_task(const Draft* draft, TaskNumber task) const;
   void count(State& state, Draft* draft, Status status, std::optional<TaskNumber> task);
   void close(Draft* draft, TaskNumber task) noexcept;
   void note(State& state, Entry&& entry) const;
 
-  const Settings settings_;
+  Settings settings_;
   mutable Clients clients_;  // `find` gives handles, which count
   bool keeps_log_;
   State state_;

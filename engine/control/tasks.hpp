@@ -36,9 +36,11 @@ class Tasks {
     const auto place = numbers_.find(id);
     return place == numbers_.end() ? std::nullopt : std::optional(place->second);
   }
+  // The earliest end of a lease; infinite without one.
+  double next_deadline() const { return leases_.empty() ? HUGE_VAL : leases_.begin()->first; }
   // Returns an open task whose lease has ended, the one that has ended first.
   std::optional<TaskNumber> next_overdue(double now) const {
-    if (leases_.empty() || leases_.begin()->first > now) return std::nullopt;
+    if (next_deadline() > now || leases_.empty()) return std::nullopt;
     return leases_.begin()->second;
   }
   bool holds(std::int64_t version) const { return bases_.count(version) != 0; }
@@ -81,15 +83,19 @@ class Tasks {
   void clear() noexcept {
     while (!open_.empty()) close(open_.begin()->first);
   }
+  // Releases a version, if it is held.
+  void release(std::int64_t version) noexcept {
+    if (const auto base = bases_.find(version); base != bases_.end()) release(base);
+  }
   // Releases the versions before `oldest`.
   void release_before(std::int64_t oldest) noexcept {
     while (!bases_.empty() && bases_.begin()->first < oldest) release(bases_.begin());
   }
-  // Returns the versions that were released since the last call.
-  std::vector<std::int64_t> take_released() {
-    std::vector<std::int64_t> versions(released_);
+  // Calls visit(version) for each version that was released since the last call.
+  template <class Visit>
+  void take_released(const Visit& visit) noexcept {
+    for (const std::int64_t version : released_) visit(version);
     released_.clear();
-    return versions;
   }
 
  private:

@@ -109,64 +109,42 @@ class Ledger:
         conversion: object,
         /,
     ) -> Any: ...
-    # Decides about an arrival that joins, and completes no round. A Receipt; None if nothing was done. `decided` gets
-    # (status, staleness, join, None, None).
+    # Decides about an arrival that completes no round, and returns its receipt; None if nothing was done. `task` is
+    # closed. `decided` gets the receipt, and then the arrival that this one replaces.
     def join(
         self, pushed: tuple[Any, ...], staged_row: object, task: str | None, decided: list[Any] | None, /
     ) -> Any: ...
-    # (status, staleness); the status is None if the version was not made.
-    def decide(self, client: object, version: int, /) -> tuple[Any, int]: ...
-    # `round`, that which the arrival completes, is (round, stepped, version, scalars, norms, report, clients that get
-    # their first row). `task` is closed. `decided` gets the decision, and then the arrival that this one replaces.
-    def record_decision(
+    # (status, staleness, whether it completes the buffer); the status is None if the version was not made. A version
+    # -1 - s stands for the staleness s.
+    def decide(self, client: object, version: int, /) -> tuple[Any, int, bool]: ...
+    # As `join`, for an arrival in which `Admission.check` has found no error. `round` is the Round that it completes.
+    def record(
         self,
-        status: str,
-        arrival: tuple[Any, ...],
-        round: tuple[Any, ...] | None,
+        pushed: tuple[Any, ...],
+        staged_row: object,
         task: str | None,
-        decision: object,
+        round: Any,
         decided: list[Any] | None,
         /,
-    ) -> None: ...
+    ) -> Any: ...
     # A push without a decision about an arrival; the status "refused": it raised an error. `task` is closed; `decided`
     # gets the receipt.
     def count_push(
         self, status: str, task: str | None, fault: object, receipt: object, decided: list[Any] | None, /
     ) -> None: ...
     # `ends_pass`: also if clients of the pass have not entered.
-    def cut_buffer(self, round: tuple[Any, ...] | None, entry: object, ends_pass: bool, /) -> list[Any]: ...
+    def cut_buffer(self, round: Any, entry: object, ends_pass: bool, /) -> list[Any]: ...
     def adopt(self, draft: Ledger, /) -> None: ...
-    def commit_round(
-        self,
-        current: object,
-        version: int,
-        rule_vectors: object,
-        scalars: object,
-        norms: object,
-        report: object,
-        row_clients: int,
-        /,
-    ) -> None: ...
+    def commit(self, current: object, rule_vectors: object, round: Any, /) -> None: ...  # the Round that was made
     def abandon_round(self, why: str, /) -> None: ...
-    def load_state(
-        self,
-        versions: tuple[object, int],  # the newest version and its number
-        rules: tuple[object, int, object, int],  # the rule, its buffer_size, the next rule or None, its buffer_size
-        rows: tuple[object, dict[Any, Any], int, int, bool] | None,  # rows, slots, clients, num_clients, reads_ahead
-        waiting: list[Any],
-        counted: tuple[int, dict[str, int]],  # the number of the next decision, and the counts
-        log: list[Any] | None,
-        vectors: tuple[object, object, object, object],  # rule_vectors, handed, scalars, norms
-        passed: tuple[int, list[Any]] | None,  # N, and the clients that have entered in this pass
-        /,
-    ) -> list[Any]: ...  # the arrivals that waited before
+    # Makes this ServerState the state, and closes all tasks. The log goes on if there was one before and the state has
+    # one: it never begins in the middle. Returns the arrivals that waited before.
+    def load(self, state: Any, /) -> list[Any]: ...
     def set_rule_vectors(self, rule_vectors: object, handed: object, entry: object, /) -> None: ...
-    def set_version(self, current: object, version: int, entry: object, /) -> None: ...
+    def set_version(self, current: object, entry: object, /) -> None: ...
     def set_rule(self, rule: object, buffer_size: int, entry: object, /) -> bool: ...
     def next_report(self) -> Any: ...
     def attach(self, commit_every: int | None, /) -> None: ...
-    # The first version from this one on that a round commits; None without a store, or if only checkpoints commit.
-    def durable_version(self, version: int, /) -> int | None: ...
     # (kind, size, num_threads, max_abs, max_norm, the largest sum of squares, pools)
     def take_vectors(self, intake: tuple[Any, ...], /) -> None: ...
     def use_slots(self, pools: tuple[Any, ...], /) -> None: ...

@@ -53,7 +53,7 @@ def test_slots_of_pushes_in_progress(monkeypatch):
     monkeypatch.setattr(
         aggregator_of(server).admission,
         "load",
-        lambda *given: (load(*given), slots.extend(aggregator_of(server).plane.reserve() for _ in range(2)))[0],
+        lambda *given: (len(load(*given)), slots.extend(aggregator_of(server).plane.reserve() for _ in range(2)))[0],
     )
     server.load_state_dict(state)
     slots.clear()

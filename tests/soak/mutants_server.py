@@ -42,7 +42,7 @@ facts: arrivals that are left keep the facts of all
 
 test_progress.py
 progress: a round does not start the counts anew
--  now_.round_counts = now_.counts;
+-    state.counts_at_round = state.counts;
 
 test_statistics.py
 round: a negative weight weighs statistics
@@ -77,7 +77,8 @@ passes: a pass without waiting arrivals does not end
 -if decided is not None or (ends_pass and draft.entered):
 +if decided is not None:
 passes: the clients of discarded arrivals stay blocked
--if (now_.passes) now_.passes->leave(filled());
+-state.pass->leave(filled);
++state.pass->leave(0);
 
 test_store_crashes.py
 store: a round writes over the committed sum
@@ -178,21 +179,17 @@ tasks: a task is pushed twice
 +if False:
 tasks: a push is committed without the end of its task
 -  entries.append(now_.task_events, event);
--}
--
--// Closes the task of a push
-+}
-+
-+// Closes the task of a push
 tasks: params are held however old they are
--number - *rules_.max_staleness, dropped);
+-state_.version - *settings_.rules.max_staleness);
+-  ++changes_;
 -}
 -
--void Ledger::abandon_round
-+number - 2 * *rules_.max_staleness, dropped);
+-void Control::abandon
++state_.version - 2 * *settings_.rules.max_staleness);
++  ++changes_;
 +}
 +
-+void Ledger::abandon_round
++void Control::abandon
 
 test_task_versions.py
 tasks: a round that is over holds its versions
@@ -228,8 +225,8 @@ in place: a conversion reads params that a round overwrites
 
 test_concurrency.py
 joins: a round that is being made is not counted
--const std::int64_t staleness = decided_version() - version;
-+const std::int64_t staleness = now_.version - version;
+-decision.staleness = decided - version;
++decision.staleness = state.version - version;
 
 test_log.py
 checkpoint: joins start again
@@ -257,9 +254,8 @@ streaming: a term that an interrupt has left is added again
 +first=not self.place, done=[])
 streaming: a join does not wait for the term of an interrupted push
 -                self._add_last_term()
--            adds_to =
-+                pass
-+            adds_to =
+-                if status ==
++                if status ==
 
 test_streaming.py
 streaming: a total starts with what its memory holds
@@ -281,19 +277,19 @@ codec: an unsigned id draws what the signed one of the same bytes draws
 
 test_replace_rule.py
 rule: it is replaced amid a buffer
--const bool at_once = now_.waiting.empty();
+-const bool at_once = state_.buffer.empty();
 +const bool at_once = true;
 rule: the next one has the buffer size of the one before
--    now_.buffer_size = now_.next_buffer_size;
+-    state.buffer_size = *state.next_buffer_size;
 store: the rule is that of the server's first commit
 -if self._newest_rule[0] is not state.rule:
 +if self._newest_rule[0] is None:
 
 test_flush_after.py
 flush_after: the time of the buffer before counts
--  now_.since = now();
--  if (decided == nullptr) return;
-+  if (decided == nullptr) return;
+-  state.since = now;
+-  if (round) {
++  if (round) {
 
 test_on_step.py
 on_step: two calls overlap

@@ -78,9 +78,9 @@ class FakeRay:
         if self._loop is not None:
             asyncio.run_coroutine_threadsafe(self._cancel(), self._loop).result()
             self._thread.join()
-            self._loop.close()
-            for coroutine in self.coroutines:  # one that the loop has never begun would be a warning
+            for coroutine in self.coroutines:  # one that the loop has begun late, or never
                 coroutine.close()
+            self._loop.close()
 
     async def _cancel(self):
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

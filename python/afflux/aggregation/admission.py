@@ -91,28 +91,22 @@ class Admission(Ledger):
             )
         return [*self.growing_log]
 
-    def counted(self, pushed: Pushed) -> Pushed:
-        """Return the facts of a push with the version of its client; they have the staleness s as version -1 - s.
+    def check(self, pushed: Pushed) -> tuple[JoinStatus, int, bool]:
+        """Look at an arrival that would join now; nothing changes.
+
+        Returns:
+            Its status, its staleness, and whether it would complete the buffer.
 
         Raises:
-            ClientError: the server has made fewer versions.
+            ClientError: there are too many clients, or the server has not made the client's version.
         """
         client_id, version = pushed[:2]
-        newest = self.decided_version
-        if newest + 1 + version < 0:
+        status, staleness, completes = self.decide(client_id, version)
+        if status is None and version < 0:
             raise ClientError(
-                f"[push] client {brief(client_id)}'s staleness is {~version}; the server has made 0 to {newest}: "
-                "Server(first_version=) begins with another number"
+                f"[push] client {brief(client_id)}'s staleness is {~version}; the server has made 0 to "
+                f"{self.decided_version}: Server(first_version=) begins with another number"
             )
-        return client_id, newest + 1 + version, *pushed[2:]
-
-    def status(self, client_id: ClientId, version: int) -> tuple[JoinStatus, int]:
-        """Return the status and the staleness that an arrival would have if it joined now; nothing changes.
-
-        Raises:
-            ClientError: there are too many clients, or the version does not exist yet.
-        """
-        status, staleness = self.decide(client_id, version)
         if status is None:
             raise ClientError(
                 f"[push] client {brief(client_id)} says that it pulled version {version}, which an older state that "
@@ -120,7 +114,7 @@ class Admission(Ledger):
             )
         if status == "joined" and not self.has_room:
             self._check_clients(client_id)
-        return status, staleness
+        return status, staleness, completes
 
     @property
     def last_term(self) -> Term | None:
@@ -175,30 +169,7 @@ class Admission(Ledger):
         Returns:
             The arrivals that are discarded.
         """
-        return self.cut_buffer(None if prepared is None else prepared.facts, Cut(kind, joins), kind == "end_pass")
-
-    def commit(self, current: Pulled, rule_vectors: NamedVectors, done: Round) -> None:
-        """End the round, and make its version the newest one."""
-        rows = 0 if self.rows is None else len(self.rows)
-        self.commit_round(current, current.version, rule_vectors, done.scalars, done.norms, done.report, rows)
-
-    def load(self, state: ServerState) -> None:
-        """Replace the state by a saved one, and close all tasks.
-
-        After this the server keeps a log only if it kept one before and the saved state has one: a log never begins in
-        the middle.
-        """
-        rule, later, rows, passes = state.rule, state.next_rule, state.rows, state.passes
-        self.load_state(
-            (state.current, state.current.version),
-            (rule, rule.buffer_size, later, 0 if later is None else later.buffer_size),
-            None if rows is None else (rows, rows.slots, len(rows), rows.num_clients, rows.reads_ahead),
-            state.waiting,
-            (state.number, state.counts),
-            state.log,
-            (state.rule_vectors, state.handed, state.scalars, state.norms),
-            None if passes is None else (passes.num_clients, passes.order[: passes.entered]),
-        )
+        return self.cut_buffer(prepared, Cut(kind, joins), kind == "end_pass")
 
     def _check_clients(self, client_id: ClientId) -> None:
         rows, making = self.rows, self.round

@@ -68,12 +68,6 @@ class Round(Struct, eq=False):
         """Whether the sweep has written a non-finite value. Then the version is not published, and no state is kept."""
         return bool(self.done) and not self.done[0]
 
-    @property
-    def facts(self) -> tuple[Any, ...]:
-        """What a decision needs of its round (`afflux._engine.Ledger.record_decision`)."""
-        report, coming = self.report, 0 if self.moves is None else len(self.moves.numbers)
-        return self, report.stepped, report.version, self.scalars, self.norms, report, coming
-
     def release(self, plane: DataPlane) -> None:
         """Release slots and versions after the round: the push that has made the round may hold it longer."""
         plane.release(self.prepared)

@@ -15,11 +15,11 @@ from afflux.aggregation.reports import NewParams, Pulled, Receipt, Replaced, Rep
 from afflux.aggregation.round import Round, prepare
 from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.units import ITEM_BYTES
-from afflux.rules.rule import Float64, Rule
+from afflux.rules.rule import ClientId, Float64, Rule
 from afflux.server.concurrency import Monitor
-from afflux.server.decisions import RoundStorage, arrival_of, receipt_of
+from afflux.server.decisions import RoundStorage, arrival_of, with_term
 from afflux.server.norm_watch import NormWatch
-from afflux.server.pending_push import Decided, TaskClosedError, Ticket
+from afflux.server.pending_push import TaskClosedError, Ticket
 from afflux.server.progress_watch import DropWatch, ProgressWatch
 from afflux.server.step_callbacks import OnStep, StepCalls
 from afflux.server.tasks import release_one
@@ -194,58 +194,53 @@ class Aggregator(Monitor[Round]):
         """Decide about an arrival, and make the round that it completes."""
         task_id = None if ticket.task is None else ticket.task.task
         receipt: Receipt | None = self.admission.join(pushed, ticket.staged_row, task_id, ticket.decided)
-        if receipt is not None:
-            return receipt
-        decision = self.wait_for(partial(self._joined, pushed, ticket))  # no closure
-        assert decision is not None  # it was given no timeout
-        status, staleness, join, completed = decision
-        if ticket.warning:
-            getLogger("afflux").warning(ticket.warning)
-        report = None
-        if completed is not None:
-            report = completed.report
-            if self.norm_watch is not None:
-                self.norm_watch.see(report)
-            ticket.made_step = True
-            ticket.decided[0] = (status, staleness, join, None)
-            decision = completed = None  # the round holds versions of params
-        receipt = receipt_of(self.admission, ticket.pulled, (status, staleness, join), report)
-        if status != "joined":
-            self.drop_watch.see(status, pushed[0], receipt.reason)
+        if receipt is None:
+            receipt = self.wait_for(partial(self._joined, pushed, ticket))  # no closure
+            assert receipt is not None  # it was given no timeout
+            if (completed := ticket.completed) is not None:
+                report = completed.report
+                if self.norm_watch is not None:
+                    self.norm_watch.see(report)
+                ticket.made_step = True
+                step = receipt.step if report.stepped else None
+                receipt = receipt._replace(version=self.admission.version, step=step, report=report)
+                ticket.completed = completed = None  # the round holds versions of params
+        return receipt if receipt.status == "joined" else self.watched(receipt, pushed[0])
+
+    def watched(self, receipt: Receipt, client_id: ClientId) -> Receipt:
+        """Return the receipt of an arrival that brings no round nearer, after the warnings about such arrivals."""
+        if warning := self.locked(partial(self._progress_watch.see, self.admission)):
+            getLogger("afflux").warning(warning)
+        self.drop_watch.see(receipt.status, client_id, receipt.reason)
         return receipt
 
-    def _joined(self, pushed: Pushed, ticket: Ticket) -> Decided | None:
-        """Return the decision; None until its round is published or skipped."""
+    def _joined(self, pushed: Pushed, ticket: Ticket) -> Receipt | None:
+        """Return the receipt; None until the round that the arrival completes is published or skipped."""
         admission = self.admission
         if not ticket.decided:
             if admission.closed or admission.failure:
                 self._check_open("push")
-            if pushed[1] < 0:
-                pushed = admission.counted(pushed)
-            client_id, version, *_ = pushed
             task_id = None if ticket.task is None else ticket.task.task
             if task_id is not None and not admission.is_open(task_id):
                 raise TaskClosedError(f"[push] task {task_id} is closed")
-            status, staleness = admission.status(client_id, version)
-            completes = not admission.by_flush and admission.fills(status)
+            status, staleness, completes = admission.check(pushed)
             if completes and (admission.round is not None or not self.make_room()):
                 return None
             if self.accumulate:
                 self._add_last_term()
-            adds_to = self.plane if self.accumulate and status == "joined" else None
-            arrival = arrival_of(admission, pushed, staleness, ticket, adds_to)
-            ticket.pulled = version
-            completed = self._prepared("push", [*admission.arrivals(), arrival]) if completes else None
-            decision = status, staleness, arrival.join, completed
-            facts = None if completed is None else completed.facts
-            admission.record_decision(status, arrival, facts, task_id, decision, ticket.decided)
-            if status != "joined":
-                ticket.warning = self._progress_watch.see(admission)
+                if status == "joined":
+                    pushed = with_term(admission, pushed, staleness, self.plane)
+            completed = None
+            if completes:
+                arrival = arrival_of(admission, pushed, staleness, ticket.staged_row)
+                completed = self._prepared("push", [*admission.arrivals(), arrival])
+            ticket.completed = completed
+            admission.record(pushed, ticket.staged_row, task_id, completed, ticket.decided)
             if self.accumulate:
                 self._add_last_term()
-        recorded: Decided = ticket.decided[0]
-        if self._has_ended("push", recorded[-1]):
-            return recorded
+        if self._has_ended("push", ticket.completed):
+            receipt: Receipt = ticket.decided[0]
+            return receipt
         self._check_open("push")
         return None
 
@@ -309,7 +304,7 @@ class Aggregator(Monitor[Round]):
         now, write = admission.current, partial(plane.fill, values=plane.read(vector, copy=False))
         params = now.params if plane.inplace else plane.version(write, "set_params")
         new = Pulled(params, number, now.buffers if buffers is None else buffers)
-        admission.set_version(new, number, NewParams())
+        admission.set_version(new, NewParams())
         if plane.inplace:
             try:
                 write(params)

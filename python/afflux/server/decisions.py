@@ -1,15 +1,16 @@
-"""The results of a decision about a push: its arrival, and its receipt."""
+"""What a decision about a push is made of: its arrival, or the receipt of a push without one."""
 
 from pathlib import Path
 from typing import Any, Protocol
 
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
+from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.plane import DataPlane
-from afflux.aggregation.reports import Fault, JoinStatus, Receipt, Report
+from afflux.aggregation.reports import Fault, Receipt
 from afflux.aggregation.round import Round
 from afflux.aggregation.streaming import term_of
-from afflux.server.pending_push import NoArrival, Ticket
+from afflux.server.pending_push import NoArrival
 
 #: The most characters of a faulty client's id.
 _MOST_ID = 500
@@ -31,41 +32,20 @@ class RoundStorage(Protocol):
         """Record a round whose sweep has been made. Commit it if its version is one to commit. May be repeated."""
 
 
-def arrival_of(
-    admission: Admission, pushed: Pushed, staleness: int, ticket: Ticket, adds_to: DataPlane | None
-) -> PendingArrival:
-    """Return the arrival of a push that is decided now; with a term, if a sum of this plane gets it."""
-    # Without the class's own __new__, as for the receipt: that call takes three times as long.
-    arrival = tuple.__new__(PendingArrival, (*pushed, admission.number, staleness, ticket.staged_row))
-    if adds_to is None:
-        return arrival
-    facts, last = (staleness, arrival.num_examples, arrival.norm, arrival.facts), admission.last_term
-    total = [adds_to.total()] if last is None else last.total
-    return arrival._replace(slot=term_of(admission.rule, total, admission.filled, facts, ticket.slot))
+def arrival_of(admission: Admission, pushed: Pushed, staleness: int, staged_row: StagedRow | None) -> PendingArrival:
+    """Return the arrival of a push that is decided now."""
+    version = admission.decided_version - staleness
+    # Without the class's own __new__: that call takes three times as long.
+    facts = pushed[0], version, *pushed[2:], admission.number, staleness, staged_row
+    return tuple.__new__(PendingArrival, facts)
 
 
-def receipt_of(
-    admission: Admission,
-    pulled: int,
-    decision: tuple[JoinStatus, int, int],
-    report: Report | None = None,
-) -> Receipt:
-    """Return the receipt of a push.
-
-    Args:
-        admission: the decisions, this one among them.
-        pulled: the version that the client pulled.
-        decision: the status, the staleness, and the number of the join.
-        report: that of the round that the arrival has completed.
-    """
-    status, staleness, join = decision
-    makes = pulled + staleness + 1  # the version that the arrival's round makes
-    skipped = report is not None and not report.stepped
-    step = makes if status in ("joined", "replaced") and not skipped else None
-    durable = admission.durable_version(makes)
-    version = admission.version
-    reason = "has entered in this pass" if status == "rejected" and admission.in_passes else ""
-    return tuple.__new__(Receipt, (status, staleness, version, join, step, report, durable, reason))
+def with_term(admission: Admission, pushed: Pushed, staleness: int, plane: DataPlane) -> Pushed:
+    """Return the facts of a push that joins now, whose slot is a term that a sum of this plane gets."""
+    last, (*before, slot, buffers, extremes, steps, facts) = admission.last_term, pushed
+    total = [plane.total()] if last is None else last.total
+    term = term_of(admission.rule, total, admission.filled, (staleness, pushed[2], pushed[4], facts), slot)
+    return *before, term, buffers, extremes, steps, facts  # type: ignore[return-value]
 
 
 def count_without_arrival(admission: Admission, push: NoArrival, decided: list[Any] | None = None) -> Receipt:

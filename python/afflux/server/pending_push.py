@@ -7,13 +7,10 @@ from msgspec import Struct, field
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.cache.staging import StagedRow
 from afflux.aggregation.plane import Slot
-from afflux.aggregation.reports import JoinStatus, Opened, Status
+from afflux.aggregation.reports import Opened, Status
 from afflux.aggregation.round import Round
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.rules.rule import ClientId
-
-#: The decision about an arrival: status, staleness, number of the join, and the round that it completes.
-Decided = tuple[JoinStatus, int, int, Round | None]
 
 
 class TaskClosedError(AffluxError):
@@ -37,9 +34,8 @@ class Ticket(Struct, eq=False):
     pushed: Pushed | NoArrival | None = None  #: the facts of the push, if its vector was taken in first, or its fault
     slot: Slot | None = None
     staged_row: StagedRow | None = None  #: the client's row on the GPU
-    decided: list[Any] = field(
-        default_factory=list
-    )  #: the `Decided`, and the arrival that this one has replaced; or a receipt
+    decided: list[Any] = field(default_factory=list)  #: the receipt, and the arrival that this one has replaced
+    completed: Round | None = None  #: the round that the arrival completes
     task: Opened | None = None  #: the task that the push closes
     made_step: bool = False  #: whether the push has completed a round
     reading: bool = False  #: whether the push's conversion reads a version
@@ -47,7 +43,6 @@ class Ticket(Struct, eq=False):
     pulled: Any = None  #: the number of the version that the client pulled
     memory: Any = None  #: of a push of a step: the caller's own arrays (`afflux.server.inputs.Memory`)
     checking: bool = False  #: whether the client's arguments are being checked
-    warning: str = ""  #: about many arrivals without a round; logged without the mutex
 
 
 def add_joined(error: StoreError, *, joined: bool, subject: str = "the push has", it: str = "it") -> None:

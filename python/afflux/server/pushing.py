@@ -92,7 +92,7 @@ def receive(aggregator: Aggregator, adapter: InputAdapter, ticket: Ticket) -> Re
         raise
     finally:
         # Neither on_step nor this frame, which a stored traceback keeps, may hold the slot, versions or the vector.
-        pushed = ticket.call = ticket.pushed = ticket.slot = ticket.staged_row = None
+        pushed = ticket.call = ticket.pushed = ticket.slot = ticket.staged_row = ticket.completed = None
         ticket.decided = []
         clear_stored_frames()
         if ticket.reading:

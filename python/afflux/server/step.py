@@ -9,7 +9,7 @@ from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.frames import clear_stored_frames
 from afflux.aggregation.options import ServerOptions, reads_in_place
-from afflux.aggregation.reports import JoinStatus, Pulled, Receipt, Report
+from afflux.aggregation.reports import Pulled, Receipt, Report
 from afflux.aggregation.round import Round
 from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError, StoreError, UnavailableError
@@ -17,7 +17,7 @@ from afflux.ops.validation import brief, unreadable
 from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import close_overdue
-from afflux.server.decisions import arrival_of, count_without_arrival, receipt_of
+from afflux.server.decisions import count_without_arrival, with_term
 from afflux.server.inputs import NAME_OF_VECTOR, NO_MEMORY, InputAdapter, require_own_memory
 from afflux.server.pending_push import NoArrival, Ticket, add_joined
 from afflux.server.pushing import NO_TASK, CallError, PushCall, fault_of, held_base, take_in
@@ -193,13 +193,14 @@ class StepBatch:
             if not isinstance(pushed, NoArrival):
                 assert pushed is not None
                 try:
-                    fills, receipt = self._joined(draft, pushed, ticket)
+                    fills = draft.fills("joined")
+                    receipt = self._joined(draft, pushed, ticket)
                 except ClientError as error:
                     pushed = self._fault(error, ticket)
                     if pushed is None:
                         raise
                 else:
-                    held_back |= fills and not aggregator.admission.by_flush
+                    held_back |= fills and receipt.status == "joined" and not aggregator.admission.by_flush
                     joins += receipt.join is not None
             if isinstance(pushed, NoArrival):
                 receipt = count_without_arrival(draft, pushed)
@@ -207,25 +208,19 @@ class StepBatch:
         self.held_back = joins if held_back else 0
         return draft
 
-    def _joined(self, draft: Admission, pushed: Pushed, ticket: Ticket) -> tuple[bool, Receipt]:
-        """Decide about an arrival; return whether it fills the buffer, and its receipt."""
+    def _joined(self, draft: Admission, pushed: Pushed, ticket: Ticket) -> Receipt:
+        """Decide about an arrival; return its receipt."""
         aggregator, task_id = self._aggregator, None if ticket.task is None else ticket.task.task
         if task_id is not None and not draft.is_open(task_id):
             refusal = NoArrival("expired", f"[push] task {task_id} is closed", pushed[0], pushed[1])
-            return False, count_without_arrival(draft, refusal)
-        if pushed[1] < 0:
-            pushed = draft.counted(pushed)
-        fills = draft.fills("joined")
+            return count_without_arrival(draft, refusal)
         receipt: Receipt | None = draft.join(pushed, ticket.staged_row, task_id, None)
-        if receipt is not None:
-            return fills, receipt
-        status, staleness = draft.status(pushed[0], pushed[1])
-        fills = draft.fills(status)
-        adds_to = aggregator.plane if aggregator.accumulate and status == "joined" else None
-        arrival = arrival_of(draft, pushed, staleness, ticket, adds_to)
-        draft.record_decision(status, arrival, None, task_id, None, None)
-        decision: tuple[JoinStatus, int, int] = status, staleness, arrival.join
-        return fills, receipt_of(draft, pushed[1], decision)
+        if receipt is None:
+            status, staleness, _ = draft.check(pushed)
+            if aggregator.accumulate and status == "joined":
+                pushed = with_term(draft, pushed, staleness, aggregator.plane)
+            receipt = draft.record(pushed, ticket.staged_row, task_id, None, None)
+        return receipt
 
     def sweep(self, decided: Round | None) -> None:
         """Make the sweep of the round, if there is one that reads callers' arrays; an error changes nothing."""

@@ -196,12 +196,12 @@ class Host {
   }
 
   void pushed(Push push) {
-    if (faults_) expire();
+    expire();
     push.slot = slots_.take();
     require(push.slot >= 0, "a free slot");
-    if (control_.decide(push, now_).completes) commit();
+    if (control_.decide(push).completes) commit();
     Decision decision;
-    const Decision before = control_.decide(push, now_);
+    const Decision before = control_.decide(push);
     bool is_round = false;
     if (drafted_ && before.completes) {
       tried([&] {
@@ -334,6 +334,13 @@ class Host {
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
+// Returns the versions that tasks hold no longer, since the last call.
+static std::vector<std::int64_t> released(Control& control) {
+  std::vector<std::int64_t> versions;
+  control.take_released([&](std::int64_t version) { versions.push_back(version); });
+  return versions;
+}
+
 static Settings settings_of(std::int64_t buffer_size) {
   Settings settings;
   settings.buffer_size = buffer_size;
@@ -405,18 +412,21 @@ static void check_details() {
             "a round without a step");
     require(fails([&] { control.commit(); }) && control.end_pass({}, 0).empty(), "no round");
   }
-  {  // leases: any push closes the tasks whose lease has ended
+  {  // leases
     Control control(settings_of(3));
     Push push;
     for (push.task = 0; *push.task < 2; ++*push.task)
       control.open_task({std::to_string(*push.task), control.clients().of(Id(1)), 0, true, {}, {}}, 5);
     push.task = 0;
-    require(control.decide(push, 4).status == Status::joined && control.decide(push, 5).status == Status::expired &&
-                control.tasks().size() == 2,
+    control.close_overdue(4);
+    require(control.decide(push).status == Status::joined && control.tasks().size() == 2,
             "a decision that is not made");
     require(control.admit(push, 4).status == Status::joined && control.tasks().size() == 1, "in time");
     push.task = 1;
-    require(control.admit(push, 5).status == Status::expired && control.tasks().size() == 0, "too late");
+    control.close_overdue(5);
+    require(control.tasks().size() == 0 && control.decide(push).status == Status::expired &&
+                control.admit(push, 5).status == Status::expired,
+            "too late");
     require(control.state().buffer.filled() == 1 && !control.tasks().holds(0), "its version is not held");
     control.admit(push_of(Id(2)), 6);
     require(control.state().since == 4, "when the first arrival has joined");
@@ -431,9 +441,9 @@ static void check_details() {
       control.open_task({std::to_string(version), control.clients().of(Id(1)), version, true, {}, {}}, HUGE_VAL);
       control.set_params();
     }
-    require(control.take_released() == std::vector<std::int64_t>{0} && control.take_released().empty(), "most bases");
+    require(released(control) == std::vector<std::int64_t>{0} && released(control).empty(), "most bases");
     control.set_params();  // version 4: 1 is too old
-    require(control.take_released() == std::vector<std::int64_t>{1} && control.tasks().holds(2), "old bases");
+    require(released(control) == std::vector<std::int64_t>{1} && control.tasks().holds(2), "old bases");
     require(fails([&] { control.open_task({"2", control.clients().of(Id(1)), 0, true, {}, {}}, 1); }), "an id twice");
     {
       Draft draft = control.draft();
@@ -441,12 +451,12 @@ static void check_details() {
       Push push;
       push.task = 2;
       require(control.admit(draft, push, 0).status == Status::expired && control.tasks().find(2) != nullptr &&
-                  control.decide(push, 0).status == Status::joined,
+                  control.decide(push).status == Status::joined,
               "a task that a draft closes");
     }
     require(fails([&] { control.count(Status::joined); }), "a decision");
     control.count(Status::expired, 2);
-    require(control.take_released() == std::vector<std::int64_t>{2} && control.state().counts[Status::expired] == 1,
+    require(released(control) == std::vector<std::int64_t>{2} && control.state().counts[Status::expired] == 1,
             "a push whose task is closed");
     require(control.replace_rule(2, "a"), "at once");
     Draft draft = control.draft();
