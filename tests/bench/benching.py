@@ -36,15 +36,13 @@ def bench(*arguments):
 def bench_process(*arguments):
     """Runs `python -m bench`."""
     env = {k: v for k, v in (os.environ | TERMINAL).items() if v is not None}
-    return subprocess.run(
-        [sys.executable, "-m", "bench", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=1800,
-        cwd=ROOT,
-        env=env | {"PYTHONIOENCODING": "utf-8"},
-    )
+    return run_in_project("-m", "bench", *arguments, env=env)
+
+
+def run_in_project(*arguments, env):
+    """Runs Python in the project's folder."""
+    options = {"capture_output": True, "text": True, "encoding": "utf-8", "timeout": 1800, "cwd": ROOT}
+    return subprocess.run([sys.executable, *map(str, arguments)], env=env | {"PYTHONIOENCODING": "utf-8"}, **options)
 
 
 @pytest.fixture(scope="module", autouse=True)

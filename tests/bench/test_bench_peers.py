@@ -2,12 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
-from conftest import ROOT
+from benching import run_in_project
 from oracle import U32
 
 pytest.importorskip("rich")
@@ -39,15 +37,8 @@ def bench(*arguments, hidden=()):
     No compiler: probes are of no interest here.
     """
     start = f"import sys; sys.modules.update(dict.fromkeys({hidden!r})); from bench.__main__ import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", start, "--quick", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=1800,
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8", "CXX": "no-such-compiler"},
-    )
+    env = os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "CXX": "no-such-compiler"}
+    done = run_in_project("-c", start, "--quick", *arguments, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
