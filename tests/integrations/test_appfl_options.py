@@ -92,8 +92,7 @@ def test_a_wrong_configuration_is_refused(configs, message):
 
 
 def test_a_configuration_is_a_mapping():
-    with pytest.raises(AffluxError, match=r"aggregator_configs is \['fedbuff'\], must be a mapping from names"):
-        AffluxAggregator(Net(), ["fedbuff"])
+    check_error(r"aggregator_configs is \['fedbuff'\], must be a mapping", AffluxAggregator, Net(), ["fedbuff"])
 
 
 def test_rules_that_take_gradients():

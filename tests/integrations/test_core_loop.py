@@ -170,8 +170,7 @@ def test_clients_that_fail_at_once_do_not_end_the_run_of_the_others():
 
 def test_the_loop_ends_when_nobody_is_of_use():
     transport = Echo(fails={1, 2}, gone={3})
-    with pytest.raises(RuntimeError, match="none of 3 clients is of use"):
-        looped(transport, 3, max_failures=2, retry_after=0.001)
+    check_error("none of 3 clients is of", looped, transport, 3, max_failures=2, retry_after=0.001, error=RuntimeError)
 
 
 class Timed(Echo):
