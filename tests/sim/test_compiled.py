@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -321,23 +322,22 @@ class Branching(nn.Linear):
 
 
 FEATURES = own_tasks.FEATURES
+WORDS = [({"word": "a"}, 0)] * BATCH
 
 
 @needs_compiler
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: simulation(nn.BatchNorm1d(FEATURES), sgd(batch_size=4)), "buffer .* changes in training"),
-        (lambda: simulation(Branching(FEATURES, CLASSES), sgd(batch_size=4)), "cannot be compiled: "),
-        (
-            lambda: simulation(nn.Linear(FEATURES, CLASSES), lambda model, data, rng: (0.0, 1, 1)),
-            "training function of its",
-        ),
+        (lambda: simulation(nn.BatchNorm1d(FEATURES), sgd(batch_size=4)).run, "buffer .* changes in training"),
+        (lambda: simulation(Branching(FEATURES, CLASSES), sgd(batch_size=4)).run, "cannot be compiled: "),
+        (lambda: simulation(nn.Linear(FEATURES, CLASSES), lambda *_: (0.0, 1, 1)).run, "training function of its"),
+        (lambda: partial(trained, nn.Linear(2, 2), [WORDS], compile=True), "needs data of tensors, not of str"),
     ],
-    ids=["buffers", "branches on values", "own training"],
+    ids=["buffers", "branches on values", "own training", "texts"],
 )
 def test_what_cannot_be_compiled(make, message):
-    check_refused(message, make().run)
+    check_refused(message, make())
 
 
 def test_a_long_error_of_the_compiler_keeps_its_end(monkeypatch):
@@ -349,12 +349,6 @@ def test_a_long_error_of_the_compiler_keeps_its_end(monkeypatch):
     text = str(check_raises(ConfigError, trained, nn.Linear(2, CLASSES), data, compile=True))
     assert text.startswith("the clients' step cannot be compiled: ValueError: the first line ... ")
     assert text.endswith("\nthe cause")
-
-
-@needs_compiler
-def test_data_of_other_types_are_errors():
-    words = [({"word": "a"}, 0)] * BATCH
-    check_refused("compile needs data of tensors, not of str", trained, nn.Linear(2, 2), [words], compile=True)
 
 
 @needs_compiler
@@ -371,14 +365,13 @@ def test_many_shapes_are_an_error(monkeypatch):
 @needs_compiler
 def test_a_step_of_too_many_operations_is_an_error(monkeypatch):
     monkeypatch.setattr(compiled_training, "MOST_OPERATIONS", 3)
-    with pytest.raises(ConfigError, match=r"a step has \d+ operations, too many to compile: at most 3"):
-        trained(nn.Linear(INPUTS, CLASSES), data_of([BATCH]), compile=True)
+    text = r"a step has \d+ operations, too many to compile: at most 3"
+    check_refused(text, trained, nn.Linear(INPUTS, CLASSES), data_of([BATCH]), compile=True)
 
 
 def test_without_a_compiler(monkeypatch):
     monkeypatch.setenv("CXX", "/nonexistent/c++")
-    with pytest.raises(ConfigError, match="C\\+\\+ compiler, and there is no /nonexistent/c\\+\\+"):
-        simulation(nn.Linear(FEATURES, CLASSES), sgd()).run()
+    check_refused(r"C\+\+ compiler, .* no /nonexistent/c\+\+", simulation(nn.Linear(FEATURES, CLASSES), sgd()).run)
 
 
 def learns(training):

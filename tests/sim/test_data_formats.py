@@ -197,6 +197,8 @@ def test_a_call_is_named_in_the_error(tmp_path):
 
 
 ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
+#: The beginning of a pickled dict with the labels; its data follow.
+DATA = b"\x80\x02}(U\x06labels]U\x04data"
 UINT8 = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
 
 
@@ -209,22 +211,14 @@ UINT8 = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
         b"\x80\x02}",
         b"\x80\x02K\x01.",
         b"\x80\x02]K\x01a.",
-        b"\x80\x02}(U\x06labels]U\x04data" + ARRAY + b"u",  # no end
-        b"\x80\x02}(U\x06labels]U\x04data" + ARRAY + b"(K\x01K\x02\x85" + UINT8 + b"\x89U\x01atbu.",  # 1 byte for 2
-        b"\x80\x02}(U\x06labels]U\x04data"
-        + ARRAY
-        + b"(K\x01J\xff\xff\xff\xff\x85"
-        + UINT8
-        + b"\x89U\x00tbu.",  # length -1
-        b"\x80\x02}(U\x06labels]U\x04data"
-        + ARRAY
-        + b"(K\x01U\x01a"
-        + UINT8
-        + b"\x89U\x01atbu.",  # a shape that is no tuple
-        b"\x80\x02}(U\x06labels]U\x04data" + ARRAY + b"}bu.",  # a state that is no tuple
-        b"\x80\x02}(U\x06labels]U\x04data]}bu.",  # a state for a list
-        b"\x80\x02}(U\x06labels]U\x04dataT\xff\xff\xff\x7fabcu.",  # a string that is longer than the file
-        b"\x80\x02}(U\x06labels]U\x04data\x8d" + b"\xff" * 8 + b"u.",
+        DATA + ARRAY + b"u",  # no end
+        DATA + ARRAY + b"(K\x01K\x02\x85" + UINT8 + b"\x89U\x01atbu.",  # 1 byte for 2
+        DATA + ARRAY + b"(K\x01J\xff\xff\xff\xff\x85" + UINT8 + b"\x89U\x00tbu.",  # length -1
+        DATA + ARRAY + b"(K\x01U\x01a" + UINT8 + b"\x89U\x01atbu.",  # a shape that is no tuple
+        DATA + ARRAY + b"}bu.",  # a state that is no tuple
+        DATA + b"]}bu.",  # a state for a list
+        DATA + b"T\xff\xff\xff\x7fabcu.",  # a string that is longer than the file
+        DATA + b"\x8d" + b"\xff" * 8 + b"u.",
         b"\x80\x02}(h\x07K\x01u.",  # an object that was never stored
         b"\x80\x02}((K\x01tK\x01u.",  # a tuple as key
         b"\x80\x02}(K\x01u.",  # a key without value
@@ -236,7 +230,7 @@ UINT8 = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
         b"\x80\x02}(U\x01acnumpy\nndarray\n)\x81u.",  # a new object
         b"\x80\x02}(U\x01a(cos\nsystem\nU\x04trueou.",  # OBJ
         b"\x80\x02}(U\x01a(U\x04trueios\nsystem\nu.",  # INST
-        b"\x80\x02}(U\x06labels]U\x04data" + ARRAY + b"u.",  # an array without content
+        DATA + ARRAY + b"u.",  # an array without content
         b"\x80\x02}U\x04data(s.",  # a mark as value
         b"\x80\x02}U\x04data" + UINT8 + b"s.",
         b"\x80\x02}U\x04data]cnumpy\nndarray\nas.",
@@ -264,19 +258,17 @@ def long(number):
 
 BOMBS = {
     "numbers of the memo": b"\x80\x02}r\x00\xe1\xf5\x05(u.",
-    "a long string": b"\x80\x02}(U\x06labels]U\x04dataT\xff\xff\xff\x7fabcu.",
+    "a long string": DATA + b"T\xff\xff\xff\x7fabcu.",
     "a long frame": b"\x80\x04\x95" + b"\xff" * 7 + b"\x0f}.",
     "keys with one hash": b"\x80\x02}(" + b"".join(long(i * (2**61 - 1)) + b"N" for i in range(1, 40_000)) + b"u.",
     "a key of nested tuples": b"\x80\x02}(" + b")" + b"q\x00h\x00\x86" * 60 + b"Nu.",
     "a key of a long tuple": b"\x80\x02}((" + b"K\x01" * 100_000 + b"tq\x00N" + b"h\x00N" * 100_000 + b"u.",
-    "lists in lists": b"\x80\x02}(U\x06labels]U\x04data" + b"]" * 200_000 + b"a" * 199_999 + b"u.",
-    "a list in itself": b"\x80\x02}(U\x06labels]U\x04data]q\x02h\x02au.",
-    "many dicts": b"\x80\x02}(U\x06labels]U\x04data" + b"}" * 100_000 + b"u.",
-    "a shape of nested tuples": b"\x80\x02}(U\x06labels]U\x04data"
-    + ARRAY
-    + (b"(K\x01)" + b"q\x00h\x00\x86" * 60 + UINT8 + b"\x89U\x00tbu."),
+    "lists in lists": DATA + b"]" * 200_000 + b"a" * 199_999 + b"u.",
+    "a list in itself": DATA + b"]q\x02h\x02au.",
+    "many dicts": DATA + b"}" * 100_000 + b"u.",
+    "a shape of nested tuples": DATA + ARRAY + (b"(K\x01)" + b"q\x00h\x00\x86" * 60 + UINT8 + b"\x89U\x00tbu."),
     "many fills": b"\x80\x02}" + b"(u" * 100_000 + b".",
-    "attributes of a class": b"\x80\x02}(U\x06labels]U\x04data" + b"cnumpy\ndtype\nN}U\x01aK\x01s\x86bu.",
+    "attributes of a class": DATA + b"cnumpy\ndtype\nN}U\x01aK\x01s\x86bu.",
 }
 
 

@@ -4,13 +4,11 @@ import json
 import re
 from types import SimpleNamespace
 
-import pytest
 from typer.testing import CliRunner
 
 import processes
 from afflux.cli import demo
 from afflux.cli.simulator import app
-from afflux.ops.errors import AffluxError
 from afflux.rules.specs import parse_rule
 from afflux.sim.runs import compare as runs_compare
 from afflux.sim.runs import run_checkpoint
@@ -63,5 +61,4 @@ def test_a_resume_that_fails_says_why(tmp_path, monkeypatch):
     """Of a store that is not there."""
     monkeypatch.setattr(demo, "run_until_killed", processes.end_by_sigkill)
     monkeypatch.setattr(run_checkpoint, "InterruptedRun", lambda store: SimpleNamespace(arrivals=0))
-    with pytest.raises(AffluxError, match=r"ended with exit code 2: error: .*there is no folder "):
-        demo.kill_and_resume(tmp_path, RULE, 3, SMALL, 12)
+    check_error(r"ended with exit code 2: .*there is no folder ", demo.kill_and_resume, tmp_path, RULE, 3, SMALL, 12)

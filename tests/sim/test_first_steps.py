@@ -140,8 +140,7 @@ def check_same(results, written):
 def test_results_of_several_folders_are_merged_under_new_labels(tmp_path):
     first = simulation(arrivals=8, rules="fedasync", seeds=[0, 1]).run(out=tmp_path / "a")
     second = simulation(arrivals=8, rules=["fedasync", "fedbuff:buffer_size=4"], seeds=[0]).run(out=tmp_path / "b")
-    with pytest.raises(ConfigError, match="there are 2 runs of fedasync, seed 0: relabel the rule of one first"):
-        read_results(tmp_path / "a", tmp_path / "b")
+    check_refused("there are 2 runs of fedasync, seed 0: relabel", read_results, tmp_path / "a", tmp_path / "b")
     other = read_results(tmp_path / "b", labels={"fedasync": "other"})
     results = read_results(tmp_path / "a").merge(other).relabel({"fedbuff:buffer_size=4": "FedBuff"})
     assert [*results.histories] == [("fedasync", 0), ("other", 0), ("FedBuff", 0), ("fedasync", 1)]

@@ -80,18 +80,8 @@ def interrupted(rule_file, tmp_path, monkeypatch):
     store = tmp_path / "store"
     with monkeypatch.context() as patched:
         patched.setattr(simulation, "feed_servers", ended)
-        begun = [
-            "run",
-            "--rule",
-            f"{rule_file}:mine",
-            "--buffer-size",
-            "4",
-            "--store",
-            store,
-            "--out",
-            tmp_path / "run",
-        ]
-        result = invoke(*begun, *SMALL)
+        folders = ["--store", store, "--out", tmp_path / "run"]
+        result = invoke("run", "--rule", f"{rule_file}:mine", "--buffer-size", "4", *folders, *SMALL)
     assert result.exit_code == 130, result.output
     assert f"continue with: afflux run --resume {store} --rule {rule_file}:mine:buffer_size=4\n" in result.stderr
     moved = rule_file.with_name("moved").with_suffix(".py")

@@ -71,8 +71,7 @@ def test_the_same_command_goes_on_after_a_kill(point, tmp_path):
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"}
     if ended:
         assert set(statuses(out)) <= {"ended", "open"}
-        with pytest.raises(ConfigError, match="out holds the runs of another command, or of files that have changed"):
-            simulation(arrivals=16).run(out=out, save_every=4)
+        check_refused("the runs of another command", simulation(arrivals=16).run, out=out, save_every=4)
         check_refused("out holds the runs of another command, or of files that have changed", simulation().run, out=out)
         (out / "notes.txt").touch()
         check_refused("is not an empty folder", simulation().run, out=out, save_every=4)
@@ -96,8 +95,7 @@ def test_a_second_command_is_refused_and_a_reader_is_not(tmp_path):
 
     def watch(run, progress):
         if progress.arrivals == 3 and run == 1:
-            with pytest.raises(ConfigError, match=rf"{out} is in use: (this process|process \d+) writes to it; choose"):
-                simulation().run(out=out)
+            check_refused(rf"{out} is in use: (this process|process \d+) writes to it", simulation().run, out=out)
             seen.append(len(read_results(out)))
 
     simulation().run(out=out, watch=watch)
@@ -211,19 +209,8 @@ def test_a_process_is_terminated_when_a_run_is_finished(tmp_path):
 def test_killed_at_random_moments(tmp_path):
     """The command line with two processes: until one of 14 kills comes too late."""
     out, rng = tmp_path / "out", random.Random(45)
-    command = [
-        sys.executable,
-        "-m",
-        "afflux",
-        "compare",
-        "--rules",
-        "fedbuff,fedasync",
-        "--seeds",
-        "0,1",
-        "--jobs",
-        "2",
-    ]
-    command += ["--model", "logreg", "--arrivals", "300", "--eval-every", "20", "--out", str(out)]
+    words = "compare --rules fedbuff,fedasync --seeds 0,1 --jobs 2 --model logreg --arrivals 300 --eval-every 20"
+    command = [sys.executable, "-m", "afflux", *words.split(), "--out", str(out)]
     for _ in range(14):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         time.sleep(rng.uniform(1, 8))

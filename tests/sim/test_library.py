@@ -42,7 +42,7 @@ from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.workload import task_registry
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from conftest import ROOT, check_raises, check_refused, reproducible
+from conftest import ROOT, check_error, check_raises, check_refused, reproducible
 from made_runs import resume, run, run_in_store
 from stopped_runs import Stopped, stop_at
 
@@ -355,8 +355,7 @@ def test_results(tmp_path):
     results = made.run(out=tmp_path / "run")
     assert [(run.spec.label, run.seed) for run in results] == [(RULE, 0), ("fedasync", 0), (RULE, 1), ("fedasync", 1)]
     assert results.of("fedasync", 1) is results[3]
-    with pytest.raises(KeyError, match=r"no run of 'fedasync' with seed 2; there are .*\('fedasync', 1\)"):
-        results.of("fedasync", 2)
+    check_error(r"no run of 'fedasync' with seed 2; .*\('fedasync', 1\)", results.of, "fedasync", 2, error=KeyError)
     assert results.histories["fedasync", 1] == results[3].evaluations
     assert results.summary()["fedasync"]["final_accuracy"].seeds == 2
     head, *lines = str(results.summary()).split("\n")
@@ -552,8 +551,7 @@ def test_a_classifier_whose_outputs_do_not_fit_the_labels(outputs, labels):
 
 
 def test_what_cannot_be_sent_to_other_processes_is_refused():
-    with pytest.raises(ConfigError, match="the task cannot be sent to another process"):
-        simulation(lambda: own_tasks.Net(), seeds=[0, 1]).run(processes=2)
+    check_refused("the task cannot be sent to", simulation(lambda: own_tasks.Net(), seeds=[0, 1]).run, processes=2)
 
 
 def test_modes_of_parts_are_put_back_after_an_evaluation():

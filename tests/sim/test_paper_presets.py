@@ -28,18 +28,8 @@ IMAGES = {"mnist": (28, 28), "emnist-mnist": (28, 28), "cifar10": (32, 32, 3), "
 OF_PAPERS_MODELS = [name for name, preset in all_presets().items() if preset.model != "lora"]
 #: Each data set with each of its models, each rule and each optimizer of the clients; ResNet-18 once for each paper.
 #: The others run in soak.
-OF_EACH_KIND = [
-    "ca2fl-cnn-async",
-    "ca2fl-cnn-mf4",
-    "ca2fl-cnn-fedasync",
-    "ca2fl-resnet18",
-    "fadas-cifar100-large-da",
-    "wkafl-emnist",
-    "wkafl-cifar10",
-    "afl-logreg-5of10",
-    "afl-cnn-5of10",
-    "afl-lstm",
-]
+OF_EACH_KIND = ["ca2fl-cnn-async", "ca2fl-cnn-mf4", "ca2fl-cnn-fedasync", "ca2fl-resnet18", "fadas-cifar100-large-da"]
+OF_EACH_KIND += ["wkafl-emnist", "wkafl-cifar10", "afl-logreg-5of10", "afl-cnn-5of10", "afl-lstm"]
 #: Small, so that a run takes a second: options of the command line win against the preset's.
 SMALL = ["--batch-size", "8", "--rounds", "2"]
 EVENTS = ["--concurrency", "4", "--refill", "1"]
@@ -294,20 +284,9 @@ def test_anarchic_fls_preset_is_a_run_of_its_table(workers):
 
 
 def test_options_of_the_command_line_win(data_dir, tmp_path):
-    command = [
-        "run",
-        "--paper",
-        "ca2fl-cnn",
-        "--data-dir",
-        data_dir,
-        "--out",
-        tmp_path / "out",
-        *SMALL,
-        *EVENTS,
-        *CLIENTS,
-    ]
+    command = ["run", "--paper", "ca2fl-cnn", "--data-dir", data_dir, "--out", tmp_path / "out"]
     own = ["--rule", "fadas:server_lr=0.5", "--buffer-size", "3", "--alpha", "9", "--client-lr", "0.02"]
-    result = invoke(*command, *own)
+    result = invoke(*command, *SMALL, *EVENTS, *CLIENTS, *own)
     assert result.exit_code == 0, result.output
     header = read_audit_log(next((tmp_path / "out" / "audit").glob("*.jsonl"))).header
     assert (header.config["alpha"], header.config["client_lr"], header.config["weight_decay"]) == (9, 0.02, 1e-4)

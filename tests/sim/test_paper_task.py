@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim.clients.batches import take
 from afflux.sim.papers.augmentation import randaugment
@@ -192,8 +191,7 @@ def test_a_text_without_a_test_part(tmp_path):
     folder = tmp_path / "shakespeare" / "roles"
     folder.mkdir(parents=True)
     (folder / "A.txt").write_text("one speech " * 100)
-    with pytest.raises(ConfigError, match="data 'shakespeare' has no test part"):
-        build_task(config(tmp_path, "shakespeare", "char-lstm", **OWNERS))
+    check_refused("'shakespeare' has no test part", build_task, config(tmp_path, "shakespeare", "char-lstm", **OWNERS))
 
 
 def test_delays_with_options(tmp_path):

@@ -283,8 +283,7 @@ def test_a_search_whose_trials_all_diverge_is_an_error(tuned, tmp_path, monkeypa
     cells = (tuned.cells[0]._replace(rule=wild.rule, search=wild._replace(settings=settings)),)
     table = replace(tuned, cells=cells)
     for _ in range(2):
-        with pytest.raises(ConfigError, match="the clients diverged in every trial of a method"):
-            reproduce(table, tmp_path, (0,), limits=Budget(processes=1))
+        check_refused("diverged in every trial", reproduce, table, tmp_path, (0,), limits=Budget(processes=1))
     monkeypatch.setattr(reproduction, "TABLES", {"tuned": table})
     assert [(state.runs, state.wanted) for state in states(tmp_path)] == [(2, 4)], "the list still has it"
 

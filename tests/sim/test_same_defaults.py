@@ -137,20 +137,8 @@ def test_names_of_rules(tmp_path):
     assert [run.spec.label for run in results] == ["ours", "fedbuff:server_lr=.5"]
     assert results[0].digest == results[1].digest
     out = tmp_path / "runs"
-    command = [
-        "compare",
-        "--rules",
-        ",".join(rules),
-        "--data",
-        "digits",
-        "--seeds",
-        "0",
-        "--jobs",
-        "1",
-        "--out",
-        str(out),
-    ]
-    ran = CliRunner().invoke(app, [*command, "--num-clients", "12", "--concurrency", "4", "--arrivals", "40"])
+    small = "--data digits --seeds 0 --jobs 1 --num-clients 12 --concurrency 4 --arrivals 40"
+    ran = CliRunner().invoke(app, ["compare", "--rules", ",".join(rules), "--out", str(out), *small.split()])
     assert ran.exit_code == 0, ran.output
     assert (out / "audit" / "ours-seed0.jsonl").exists()
     assert "ours" in ran.output

@@ -9,10 +9,9 @@ from safetensors import safe_open
 from torch import nn
 
 import own_tasks
-from afflux import AffluxError
 from afflux.sim import Simulation, partitioned, read_audit_log, read_results, resume, sgd
 from afflux.sim.clients.flat_model import make_module
-from conftest import check_refused
+from conftest import check_error, check_refused
 
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
 
@@ -107,5 +106,4 @@ def test_models_on_the_way_also_of_a_run_that_was_stopped(tmp_path):
         assert own_tasks.TEST(model)[0] == whole.final_accuracy
     check_refused("save_every needs out=", own.run, save_every=6)
     for wrong in (-1, 2.5, True, "6"):
-        with pytest.raises(AffluxError, match=r"\[run\] save_every is .*, must be an int of at least 0"):
-            own.run(out=tmp_path / "out", save_every=wrong)
+        check_error(r"\[run\] save_every is .*, must be an int", own.run, out=tmp_path / "out", save_every=wrong)

@@ -3,15 +3,15 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
 import own_tasks
-from afflux.sim import ConfigError, Simulation, partitioned, read_results, scaffold
+from afflux.sim import Simulation, partitioned, read_results, scaffold
 from afflux.sim.results.audit_log import read_audit_log
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.runs.setup import SimulationSetup
+from conftest import check_refused
 
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
 
@@ -70,8 +70,7 @@ def test_a_failed_upload_counts_and_a_run_of_an_older_checkpoint_has_no_bytes(tm
     older = SimulationResults([replace(run, sent_bytes=())], results.config)
     assert (older[0].sent_bytes, np.isnan(older[0].bytes_up)) == ((), True)
     assert isinstance(results[0].evaluations[0], Evaluation)
-    with pytest.raises(ConfigError, match="x is bytes, which runs of an earlier afflux do not have"):
-        older.draw(tmp_path / "figure.pdf", x="bytes")
+    check_refused("x is bytes, which runs of an earlier afflux", older.draw, tmp_path / "figure.pdf", x="bytes")
 
 
 def test_lost_uploads_count_too_and_a_run_that_is_read_has_them(tmp_path):

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from afflux.ops.errors import ConfigError
 from afflux.sim.data import image_set, read_data_set
 from afflux.sim.workload.delays import delay_law, fadas_classes
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS, classes, dirichlet, iid, wkafl
@@ -185,8 +184,7 @@ def test_impossible_numbers_of_classes_are_refused(name, count):
 
 
 def test_too_many_clients_for_the_samples_are_refused():
-    with pytest.raises(ConfigError, match="too few samples for 30 clients with 10 classes"):
-        classes(np.repeat(np.arange(10), 20), 30, 10, generator())
+    check_refused("too few samples for 30 clients with 10", classes, np.repeat(np.arange(10), 20), 30, 10, generator())
 
 
 def test_digits_are_standardised_and_split_in_every_class():
@@ -215,8 +213,7 @@ def test_digits_are_standardised_and_split_in_every_class():
 
 def test_digits_that_cannot_be_read_are_named(monkeypatch):
     monkeypatch.setattr(np, "loadtxt", lambda path, delimiter: float("x"))
-    with pytest.raises(ConfigError, match=r"cannot read the digits of scikit-learn, .*digits\.csv\.gz: could not"):
-        image_set.digits_of_scikit_learn()
+    check_refused(r"cannot read the digits .*digits\.csv\.gz: could not", image_set.digits_of_scikit_learn)
 
 
 def test_mnist_is_read_from_a_folder_and_its_absence_explained(tmp_path, monkeypatch):

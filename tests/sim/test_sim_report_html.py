@@ -72,20 +72,10 @@ class Page(HTMLParser):
 def result_of(label, seed, accuracies, every=10):
     rows = tuple(Evaluation(every * i, i, 2.5 * i, a, 2.0 - a) for i, a in enumerate(accuracies))
     staleness = np.array([0, 1, 3, 9])
-    return RunResult(
-        RuleSpec(label, (), label),
-        seed,
-        rows,
-        staleness,
-        staleness,
-        np.array([1e-3]),
-        8,
-        4,
-        np.full(2, seed, np.float32),
-        clients=np.array([0, 0, 1, 2]),
-        decisions={"joined": 3, "dropped": 1},
-        totals=RoundTotals(1, {"cosine # below #": 2}, [2, 1], [2.5, 0.5]),
-    )
+    decisions, totals = {"joined": 3, "dropped": 1}, RoundTotals(1, {"cosine # below #": 2}, [2, 1], [2.5, 0.5])
+    more = {"clients": np.array([0, 0, 1, 2]), "decisions": decisions, "totals": totals}
+    arrays = (staleness, staleness, np.array([1e-3]))
+    return RunResult(RuleSpec(label, (), label), seed, rows, *arrays, 8, 4, np.full(2, seed, np.float32), **more)
 
 
 def rule_row(label, name, options, updates_of):

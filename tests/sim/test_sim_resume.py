@@ -246,8 +246,7 @@ def test_a_forged_store_writes_into_no_other_run_folder(count, tmp_path):
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
         assert str(mine) in result.stderr
         assert contents(mine) == before
-    with pytest.raises(ConfigError, match=f"{mine} is the folder of another run than that of {store}; choose another"):
-        InterruptedRun(store, mine)
+    check_refused(f"{mine} is the folder of another run than that of {store};", InterruptedRun, store, mine)
     forge(store, audit=str(tmp_path / "new" / "audit"))
     check_refused(f"{tmp_path}/new", InterruptedRun, store)
     assert not (tmp_path / "new").exists()
@@ -273,8 +272,7 @@ def test_where_other_runs_lie_too_is_refused(expected, tmp_path):
     check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(10))
     beside = tmp_path / "run" / "audit" / "ca2fl-seed4.jsonl"
     beside.touch()
-    with pytest.raises(ConfigError, match=r"run/audit holds other runs' logs: ca2fl-seed4.jsonl; choose another --out"):
-        InterruptedRun(tmp_path / "store")
+    check_refused(r"run/audit holds other runs' logs: ca2fl-seed4.jsonl", InterruptedRun, tmp_path / "store")
     new = tmp_path / "new"
     check_raises(Stopped, begin, "fedbuff", new, stop_at(1))
     with pytest.raises(ConfigError, match=f"{tmp_path}/run holds other things than the run of {new}/store"):
@@ -334,8 +332,7 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     stream = paused.notes.stream
     (sequence, client, *rest), *others = stream.training
     training = [(sequence, client + 1, *rest), *others]
-    with pytest.raises(ConfigError, match="other clients train than in the run"):
-        resume(with_notes(stream=msgspec.structs.replace(stream, training=training)))
+    check_refused("other clients train", resume, with_notes(stream=msgspec.structs.replace(stream, training=training)))
     monkeypatch.setattr("afflux.sim.runs.run_checkpoint.FORMAT", 3)
     check_refused("holds a run of format 2, this afflux reads 3", InterruptedRun, tmp_path / "store")
 

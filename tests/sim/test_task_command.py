@@ -9,7 +9,7 @@ import pytest
 
 import own_tasks
 from afflux.rules.specs import parse_rule
-from afflux.sim import ConfigError, Simulation, interrupts, read_audit_log
+from afflux.sim import Simulation, interrupts, read_audit_log
 from afflux.sim.runs.run_checkpoint import InterruptedRun
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task_registry import build_task
@@ -320,7 +320,5 @@ def test_options_of_own_rules_by_their_annotations(tmp_path):
     spec = parse_rule(f"{tmp_path}/rules.py:mine:lrs=0.5+0.25")
     assert spec.build().step.lr == 0.25
     assert parse_rule(spec.text).options == spec.options
-    with pytest.raises(ConfigError, match=r"lr: '0\.5' cannot be read: the parameter has no annotation; int, float"):
-        parse_rule(f"{tmp_path}/rules.py:mine:lr=0.5")
-    with pytest.raises(ConfigError, match=r"more: '1' cannot be read: the parameter has the annotation <class 'list'>"):
-        parse_rule(f"{tmp_path}/rules.py:mine:more=1")
+    check_refused(r"lr: '0\.5' cannot be read: .* no annotation", parse_rule, f"{tmp_path}/rules.py:mine:lr=0.5")
+    check_refused(r"more: '1' cannot be read: .*<class 'list'>", parse_rule, f"{tmp_path}/rules.py:mine:more=1")

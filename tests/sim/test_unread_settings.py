@@ -6,7 +6,7 @@ import pytest
 
 import own_tasks
 from afflux.rules.specs import parse_rule
-from afflux.sim import ConfigError, Simulation, partitioned, sgd
+from afflux.sim import Simulation, partitioned, sgd
 from afflux.sim.papers.grid import parse_grid, points
 from afflux.sim.results import run_folder
 from afflux.sim.workload.config import UNLIMITED, SimConfig
@@ -59,6 +59,12 @@ def test_also_if_it_is_given_with_its_default(settings, reader):
     assert (result.exit_code, result.stderr) == (2, f"error: {name} is {default}, which is read only with {reader}\n")
 
 
+def simulation(training=None, **settings):
+    """A task of one's own."""
+    clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
+    return Simulation(own_tasks.linear, clients, training, own_tasks.TEST, **settings)
+
+
 @pytest.mark.parametrize(
     ("rules", "settings", "reader"),
     [
@@ -72,18 +78,14 @@ def test_a_setting_that_none_of_the_rules_reads(rules, settings, reader):
     message = f"{name} is {settings[name]}, which is read only with {reader}"
     result = invoke("compare", "--rules", rules, "--out", "nowhere", *flags(settings))
     assert (result.exit_code, result.stderr) == (2, f"error: {message}\n")
-    clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
-    with pytest.raises(ConfigError, match=message):
-        Simulation(own_tasks.linear, clients, None, own_tasks.TEST, rules=rules.split(","), **settings)
+    check_refused(message, simulation, rules=rules.split(","), **settings)
 
 
 def test_a_task_of_ones_own_with_built_in_training():
-    clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
-    with pytest.raises(ConfigError, match=r"local_steps is 5, which is read only with local_epochs 0"):
-        Simulation(own_tasks.linear, clients, sgd(steps=5, epochs=1), own_tasks.TEST)
-    with pytest.raises(ConfigError, match=r"mu is 4.0, which is read only with client_optimizer fedprox"):
-        Simulation(own_tasks.linear, clients, None, own_tasks.TEST, mu=4.0)
-    Simulation(own_tasks.linear, clients, None, own_tasks.TEST, protocol="rounds")
+    text = "local_steps is 5, which is read only with local_epochs 0"
+    check_refused(text, simulation, sgd(steps=5, epochs=1))
+    check_refused("mu is 4.0, which is read only with client_optimizer fedprox", simulation, mu=4.0)
+    simulation(protocol="rounds")
 
 
 def test_a_setting_of_a_grid_that_no_run_reads():
