@@ -196,6 +196,11 @@ tasks: a round that is over holds its versions
 -        del self.prepared, self.plan, self.terms
 
 test_step.py
+control: a step leaves the tasks of its pushes open
+-if (draft != nullptr)
+-    draft->closed.push_back(task);
++if (draft != nullptr)
++    (void)draft;
 limits: a vector that a step reads in place may hold anything finite
 -, before.limits.max_abs if unchecked else inf
 +, inf
@@ -335,4 +340,12 @@ shards: the index of an error is that of the part
 shards: a loaded row has the key of the whole
 -[:] = key_at(codec, key, begin)
 +[:] = key
+
+test_admission.py
+control: a client's arrival from the same version is superseded
+-return *earlier > version ? Status::superseded
++return *earlier >= version ? Status::superseded
+control: a round needs one arrival more
+-return status == Status::joined && filled + 1 == size;
++return status == Status::joined && filled == size;
 """
