@@ -430,7 +430,7 @@ py::object Ledger::admit(py::handle pushed, control::Push& push, const control::
   } else {
     control::Draft draft = control_->draft(true);
     control_->admit(draft, push, time);
-    control_->decide_round(draft, {round->stepped}, time);
+    control_->decide_round(draft, {round->stepped});
     control_->adopt(std::move(draft));
   }
   entries.keep();
@@ -510,13 +510,13 @@ py::object Ledger::cut(py::handle round, py::handle entry, py::handle ends_pass)
   if (!decided) discarded = list_of(now_.waiting);
   const control::Round steps{decided && decided->stepped};
   if (is_set(ends_pass))
-    control_->end_pass(steps, now());
+    control_->end_pass(steps);
   else if (!decided)
-    control_->discard(now());
+    control_->discard();
   else if (draft_)
-    control_->flush(*draft_, steps, now());
+    control_->flush(*draft_, steps);
   else
-    control_->flush(steps, now());
+    control_->flush(steps);
   entries.keep();
   cut_ = true;
   start_round(decided ? &*decided : nullptr, dropped);

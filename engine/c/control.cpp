@@ -128,15 +128,15 @@ int afflux_control_arrivals(afflux_control* control, afflux_arrivals* arrivals) 
 }
 
 int afflux_control_decide_round(afflux_control* control, int steps) {
-  return guarded([&] { control->decisions.flush(round_of(steps), kNow); });
+  return guarded([&] { control->decisions.flush(round_of(steps)); });
 }
 
 int afflux_control_end_pass(afflux_control* control, int steps, int* decided) {
-  return guarded([&] { *decided = !control->decisions.end_pass(round_of(steps), kNow).empty(); });
+  return guarded([&] { *decided = !control->decisions.end_pass(round_of(steps)).empty(); });
 }
 
 int afflux_control_discard(afflux_control* control, int64_t* count) {
-  return guarded([&] { *count = static_cast<std::int64_t>(control->decisions.discard(kNow).size()); });
+  return guarded([&] { *count = static_cast<std::int64_t>(control->decisions.discard().size()); });
 }
 
 int afflux_control_commit(afflux_control* control) {

@@ -179,30 +179,28 @@ void Control::close(Draft* draft, TaskNumber task) noexcept {
 
 // Rounds
 
-std::vector<Arrival> Control::decide_round(Round round, double now) {
-  return cut(state_, nullptr, std::move(round), {}, now);
+std::vector<Arrival> Control::decide_round(Round round) { return cut(state_, nullptr, std::move(round), {}); }
+std::vector<Arrival> Control::decide_round(Draft& draft, Round round) {
+  return cut(draft, &draft, std::move(round), {});
 }
-std::vector<Arrival> Control::decide_round(Draft& draft, Round round, double now) {
-  return cut(draft, &draft, std::move(round), {}, now);
+std::vector<Arrival> Control::flush(Round round, std::int64_t joins) {
+  return cut(state_, nullptr, std::move(round), Cut{CutKind::flush, joins});
 }
-std::vector<Arrival> Control::flush(Round round, double now, std::int64_t joins) {
-  return cut(state_, nullptr, std::move(round), Cut{CutKind::flush, joins}, now);
+std::vector<Arrival> Control::flush(Draft& draft, Round round, std::int64_t joins) {
+  return cut(draft, &draft, std::move(round), Cut{CutKind::flush, joins});
 }
-std::vector<Arrival> Control::flush(Draft& draft, Round round, double now, std::int64_t joins) {
-  return cut(draft, &draft, std::move(round), Cut{CutKind::flush, joins}, now);
-}
-std::vector<Arrival> Control::discard(double now) {
+std::vector<Arrival> Control::discard() {
   if (state_.buffer.empty()) return {};
-  return cut(state_, nullptr, {}, Cut{CutKind::discard, 0}, now);
+  return cut(state_, nullptr, {}, Cut{CutKind::discard, 0});
 }
-std::vector<Arrival> Control::end_pass(Round round, double now) {
+std::vector<Arrival> Control::end_pass(Round round) {
   require(state_.pass.has_value(), "[control] this server has no passes");
   if (state_.pass->entered() == 0) return {};
-  return cut(state_, nullptr, std::move(round), Cut{CutKind::end_pass, 0}, now);
+  return cut(state_, nullptr, std::move(round), Cut{CutKind::end_pass, 0});
 }
 
 std::vector<Arrival> Control::cut(State& state, Draft* draft, std::optional<Round> round,
-                                  const std::optional<Cut>& entry, double now) {
+                                  const std::optional<Cut>& entry) {
   require(draft == nullptr || draft->changes == changes_, "[control] the state has changed since the draft");
   const bool ends_pass = entry && entry->kind == CutKind::end_pass;
   const std::int64_t filled = state.buffer.filled();
@@ -223,7 +221,6 @@ std::vector<Arrival> Control::cut(State& state, Draft* draft, std::optional<Roun
     state.buffer_size = *state.next_buffer_size;
     state.next_buffer_size.reset();
   }
-  state.since = now;
   if (round) {
     state.counts_at_round = state.counts;
     state.round_pending = round->steps;

@@ -4,7 +4,7 @@
 //     Decision decision = control.admit(push, now);         // a push, whose vector is in a slot
 //     if (decision.completes) {                             // the buffer is a round
 //       for (const Arrival* arrival : control.state().buffer.canonical()) ...   // weights by their facts
-//       auto arrivals = control.decide_round({/*steps=*/true}, now);            // pushes may go on
+//       auto arrivals = control.decide_round({/*steps=*/true});            // pushes may go on
 //       ...                                                 // the sweep over their slots
 //       control.commit();                                   // its version is the newest
 //     }
@@ -142,12 +142,12 @@ class Control {
   void count(Status status, std::optional<TaskNumber> task = {});
 
   // Rounds. All return the arrivals that leave the buffer, in canonical order: their slots are the caller's.
-  std::vector<Arrival> decide_round(Round round, double now);  // of a buffer that a push has completed
+  std::vector<Arrival> decide_round(Round round);  // of a buffer that a push has completed
   // Of any buffer with arrivals. `joins` is that of the log's entry.
-  std::vector<Arrival> flush(Round round, double now, std::int64_t joins = 0);
-  std::vector<Arrival> discard(double now);
+  std::vector<Arrival> flush(Round round, std::int64_t joins = 0);
+  std::vector<Arrival> discard();
   // Of the buffer's arrivals, if there are any; then a new pass begins.
-  std::vector<Arrival> end_pass(Round round, double now);
+  std::vector<Arrival> end_pass(Round round);
   void commit();   // the decided round was made
   void abandon();  // it cannot be made: its version is not the newest one, and its arrivals are lost
 
@@ -155,8 +155,8 @@ class Control {
   Draft draft(bool completes = false) const;
   Decision admit(Draft& draft, const Push& push, double now);
   void count(Draft& draft, Status status, std::optional<TaskNumber> task = {});
-  std::vector<Arrival> decide_round(Draft& draft, Round round, double now);
-  std::vector<Arrival> flush(Draft& draft, Round round, double now, std::int64_t joins = 0);
+  std::vector<Arrival> decide_round(Draft& draft, Round round);
+  std::vector<Arrival> flush(Draft& draft, Round round, std::int64_t joins = 0);
   // Makes the draft the state. Nothing may have changed since `draft()`, except for numbers of refused pushes.
   // Returns the slots of the arrivals that were replaced.
   std::vector<std::int64_t> adopt(Draft&& draft);
@@ -190,8 +190,7 @@ class Control {
   Decision decide(const State& state, const Draft* draft, const Push& push) const;
   Refusal refusal_of(const State& state, const Client& client) const;
   Decision admit(State& state, Draft* draft, const Push& push, double now);
-  std::vector<Arrival> cut(State& state, Draft* draft, std::optional<Round> round, const std::optional<Cut>& entry,
-                           double now);
+  std::vector<Arrival> cut(State& state, Draft* draft, std::optional<Round> round, const std::optional<Cut>& entry);
   void count(State& state, Draft* draft, Status status, std::optional<TaskNumber> task);
   void close(Draft* draft, TaskNumber task) noexcept;
   void note(State& state, Entry&& entry) const;

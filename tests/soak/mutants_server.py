@@ -292,9 +292,7 @@ store: the rule is that of the server's first commit
 
 test_flush_after.py
 flush_after: the time of the buffer before counts
--  state.since = now;
--  if (round) {
-+  if (round) {
+-if (state.buffer.filled() == 1) state.since = now;
 
 test_on_step.py
 on_step: two calls overlap

@@ -9,7 +9,7 @@ in --data-dir or AFFLUX_DATA.
 
 Not compared: in the headers of logs the version of afflux and the digests of rule and task files; the measured seconds
 of the server; the ids of runs; files of models, records and bytes, the folder of a grid's test runs, digests of buffers
-and the settings device and updates, which one tree may not have; summaries, which come from the other tables; what pages and pictures
+and the setting device, which BASE may not have; summaries, which come from the other tables; what pages and pictures
 look like, and what commands print.
 """
 
@@ -36,7 +36,7 @@ import same_runs_inputs
 
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
 HERE = Path(__file__).parent
-LEFT_OUT = ("afflux", "code", "device", "updates")  #: of the header of a log
+LEFT_OUT = ("afflux", "code", "device")  #: of the header of a log
 OUTPUT = "output.txt"  #: of the last program of a side
 #: Files that BASE may not have, or that come from others.
 FILES_LEFT_OUT = ("run_id.txt", "bytes.csv", "sensitivity.png", "grid.md")

@@ -120,19 +120,19 @@ class Host {
     } else if (command == "flush") {
       commit();
       if (!control_.state().buffer.empty()) {
-        tried([&] { made(control_.flush({}, now_)); });
+        tried([&] { made(control_.flush({})); });
         if (!lazy_) commit();
       }
       result("");
     } else if (command == "end_pass") {
       commit();
-      tried([&] { made(control_.end_pass({}, now_)); });
+      tried([&] { made(control_.end_pass({})); });
       if (!lazy_) commit();
       result("");
     } else if (command == "discard") {
       std::size_t count = 0;
       tried([&] {
-        auto arrivals = control_.discard(now_);
+        auto arrivals = control_.discard();
         count = arrivals.size();
         made(std::move(arrivals));
       });
@@ -208,7 +208,7 @@ class Host {
         Draft draft = control_.draft(true);
         decision = control_.admit(draft, push, now_);
         require(decision.completes && draft.buffer.filled() == draft.round_size(), "a round");
-        auto arrivals = control_.decide_round(draft, {}, now_);
+        auto arrivals = control_.decide_round(draft, {});
         control_.adopt(std::move(draft));
         slots_.join(push.slot);
         made(std::move(arrivals));
@@ -224,7 +224,7 @@ class Host {
     if (is_round) {
       const auto order = control_.state().buffer.canonical();
       for (std::size_t i = 0; i + 1 < order.size(); ++i) require(precedes(*order[i], *order[i + 1]), "the order");
-      tried([&] { made(control_.decide_round({}, now_)); });
+      tried([&] { made(control_.decide_round({})); });
     }
     slots_.give_back(push.slot);
     slots_.give_back(push.slot);
@@ -266,7 +266,7 @@ class Host {
         statuses += std::string(name_of(decision.status)) + ',';
       }
       std::vector<Arrival> arrivals;
-      if (!draft.buffer.empty()) arrivals = control_.flush(draft, {}, now_);
+      if (!draft.buffer.empty()) arrivals = control_.flush(draft, {});
       require(faults_ || decisions() == before, "a draft changes nothing");
       if (!faults_) {  // amid the step another push is refused
         control_.count(Status::refused);
@@ -382,7 +382,7 @@ static void check_details() {
     control.admit(push_of(Id(1)), 0);
     control.admit(push_of(Id(2)), 0);
     std::vector<Client> clients{control.clients().of(Id(1)), control.clients().of(Id(2))};
-    control.decide_round({true, clients}, 0);
+    control.decide_round({true, clients});
     require(control.admit(push_of(Id(3)), 0).status == Status::joined, "room for a third client");
     require(control.admit(push_of(Id(4)), 0).refusal == Refusal::too_many_clients, "no room for a fourth one");
     require(control.admit(push_of(Id(3)), 0).status == Status::replaced, "a client that is known");
@@ -406,11 +406,11 @@ static void check_details() {
     require(control.admit(push_of(Id(1)), 0).status == Status::rejected, "has entered");
     require(control.state().counts[Status::faulty] == 1 && control.state().counts[Status::refused] == 0, "faults");
     require(control.state().round_size() == 1, "the last round of a pass");
-    const auto arrivals = control.decide_round({false}, 0);  // the rule skips it
+    const auto arrivals = control.decide_round({false});  // the rule skips it
     require(arrivals.size() == 1 && control.state().version == 0 && !control.state().round_pending &&
                 control.state().pass->entered() == 0,
             "a round without a step");
-    require(fails([&] { control.commit(); }) && control.end_pass({}, 0).empty(), "no round");
+    require(fails([&] { control.commit(); }) && control.end_pass({}).empty(), "no round");
   }
   {  // leases
     Control control(settings_of(3));
@@ -466,8 +466,8 @@ static void check_details() {
             "a draft of an earlier state, arrivals that wait");
     control.hand_in("h");
     require(control.admit(push_of(Id(2), 4), 0).completes, "the buffer of the rule before");
-    control.decide_round({}, 0);
-    require(fails([&] { control.admit(push_of(Id(2), 4), 0); }) && fails([&] { control.flush({}, 0); }),
+    control.decide_round({});
+    require(fails([&] { control.admit(push_of(Id(2), 4), 0); }) && fails([&] { control.flush({}); }),
             "one round after the other");
     control.commit();
     require(control.state().buffer_size == 1 && control.admit(push_of(Id(2), 4), 0).completes, "the new rule");
