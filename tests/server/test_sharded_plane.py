@@ -10,9 +10,9 @@ import pytest
 
 import pairwise
 from afflux import AffluxError, Server, UnavailableError, ops, rules
-from afflux.aggregation.local_plane import LocalPlane
+from afflux.aggregation.local_plane import LocalPlane, LocalRound
 from afflux.aggregation.plane import DataPlane
-from afflux.aggregation.sharded_plane import ShardedPlane, subtrees
+from afflux.aggregation.sharded_plane import ShardedPlane, ShardedRound, subtrees
 from afflux.selftest.digest import vectors
 from conftest import Dlpack, bits, check_error, same_state
 from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, M, repeated, served
@@ -83,8 +83,12 @@ def test_the_squares_of_parts_have_the_bits_of_the_whole(data):
     assert len(sums) > 1
 
 
-#: The calls of the interface, of the whole plane and of its parts.
-CALLS = sorted(DataPlane.__abstractmethods__ - {"allocate", "slots_taken", "versions_held", "wait"})
+UNDISTURBED = {"allocate", "slots_taken", "versions_held", "wait"}
+#: The calls of the interfaces, of the whole plane and its rounds, and of their parts.
+CALLS = [
+    *product((LocalPlane, ShardedPlane), sorted(DataPlane.__abstractmethods__ - UNDISTURBED)),
+    *product((LocalRound, ShardedRound), ("make", "publish", "release")),
+]
 REPEATED = {
     "ca2fl": (rules.ca2fl(buffer_size=2, codec="affine-4"), {"num_clients": 9}),
     "fadas": (rules.fadas(buffer_size=2), {}),
@@ -134,7 +138,7 @@ def test_each_call_may_be_repeated_until_it_has_returned(case, after, data, monk
     step = 1 if pairwise.soaking else 7
     for number in count(0, step):
         with monkeypatch.context() as patch:
-            interrupts = Interrupts(patch, product((LocalPlane, ShardedPlane), CALLS), number, after)
+            interrupts = Interrupts(patch, CALLS, number, after)
             state, again, arrays = disturbed(case, data, interrupts)
         same_state(state, expected)
         assert again == log, number

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, Server
-from afflux.aggregation.local_plane import LocalPlane
+from afflux.aggregation.local_plane import LocalRound
 from afflux.rules import fedbuff
 from afflux.server import checkout
 from afflux.server.inputs import InputAdapter
@@ -113,7 +113,7 @@ def test_frames_of_other_threads_hold_no_version(place, hold, monkeypatch):
     if place == "checkout":
         switch = Switch(monkeypatch, checkout, "Task", push)
     else:  # the round of the other thread waits for this one, or for the end of the copy
-        target = (LocalPlane, "make") if place == "make" else (InputAdapter, "copy_out")
+        target = (LocalRound, "make") if place == "make" else (InputAdapter, "copy_out")
         switch = Switch(monkeypatch, *target, push, waits=True)
     if place == "pull":
         assert server.pull(out=ones()) == 0

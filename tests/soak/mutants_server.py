@@ -120,9 +120,9 @@ shards: a round is prepared anew by each message
 +if True:
 ray: a sweep is made again after a lost reply
 -        if not prepared.swept:
--            self.make(prepared, prepared.swept)
+-            prepared.make(prepared.swept)
 +        if True:
-+            self.make(prepared, prepared.swept)
++            prepared.make(prepared.swept)
 ray: a call of an older epoch is made
 -if epoch < self._epoch:
 +if False:
@@ -330,8 +330,8 @@ shards: parts are added one after the other
 +            return join(value(first, left),
 shards: a part is swept twice after an interrupt
 -                if not swept:
--                    plane.make(part, swept)
-+                plane.make(part, swept)
+-                    part.make(swept)
++                part.make(swept)
 shards: the index of an error is that of the part
 -each.first_nonfinite + begin
 +each.first_nonfinite

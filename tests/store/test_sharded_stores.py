@@ -16,8 +16,8 @@ import afflux.store
 import crashes
 import pairwise
 from afflux import Server, StoreError, rules
-from afflux.aggregation.local_plane import LocalPlane
-from afflux.aggregation.sharded_plane import ShardedPlane
+from afflux.aggregation.local_plane import LocalPlane, LocalRound
+from afflux.aggregation.sharded_plane import ShardedPlane, ShardedRound
 from afflux.selftest.digest import vectors
 from afflux.store import segments
 from afflux.store.commits import Commits
@@ -247,7 +247,7 @@ def test_a_crash_at_any_point_changes_no_bit(case, first, last, folder, monkeypa
     server = Server.open(path, plane=ShardedPlane(2))
     with monkeypatch.context() as patch:
         saving = {StoredVectors: ("save", "flush", "set_committed"), Commits: ("write", "_write_lists")}
-        for owner, names in {LocalPlane: ("make", "publish"), **saving}.items():
+        for owner, names in {LocalRound: ("make", "publish"), **saving}.items():
             for name in names:
                 patch.setattr(owner, name, around(getattr(owner, name)))
         while server.joins < last:
@@ -272,7 +272,8 @@ def test_a_crash_at_any_point_changes_no_bit(case, first, last, folder, monkeypa
 SAVING = "prepare_sweep", "record_sweep", "save", "flush", "set_committed", "params_place", "in_slot", "check", "detach"
 CALLS = [
     *product((StoredVectors, ShardedVectors), SAVING),
-    *product((LocalPlane, ShardedPlane), ("prepare", "make", "publish", "release")),
+    *product((LocalPlane, ShardedPlane), ("prepare",)),
+    *product((LocalRound, ShardedRound), ("make", "publish", "release")),
     (ShardedVectors, "_drafts"),
     *product((DiskRows,), ("prepare", "record_sweep", "publish", "forget_checksums")),
     (Commits, "write"),

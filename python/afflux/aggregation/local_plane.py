@@ -23,6 +23,7 @@ from afflux.rules.rule import Float64, Int64
 class LocalRound(Struct, frozen=True, eq=False):
     """A prepared round of a `LocalPlane`."""
 
+    plane: "LocalPlane"
     plan: RoundPlan
     draft: Draft
     sweep: ops.Pass
@@ -32,6 +33,31 @@ class LocalRound(Struct, frozen=True, eq=False):
     checked: PreparedPass | None  #: the sweep for the engine; None on a GPU
     checksums: list[ops.Checksums] | None  #: of the vectors that the sweep has written, for a store; None: no store
     swept: list[bool] = field(default_factory=list)  #: not empty once a sweep with staged rows has been made
+
+    def make(self, done: list[bool]) -> None:
+        rows, swept = self.rows, done
+        if rows.staging is not None:
+            swept = self.swept
+            if not swept:
+                rows.staging.begin_sweep(rows)
+        if rows.staging is None or not swept:
+            threads, checked, checksums = self.plane.num_threads, self.checked, self.checksums
+            ops.apply(self.sweep, num_threads=threads, done=swept, checksums=checksums, checked=checked)
+        if rows.staging is not None:
+            rows.staging.copy_back(rows)
+            done.append(swept[0])
+
+    def publish(self) -> tuple[Vector, Mapping[str, Vector], NewRows]:
+        apart = self.plane.apart
+        for name, spare in apart.items():
+            if spare is self.rule_vectors.get(name):
+                apart[name] = self.before[name]
+        return self.plane.versions.finished(self.draft), self.rule_vectors, self.rows
+
+    def release(self) -> None:
+        self.plan.slots.clear()  # the sweep's own list
+        if self.checked is not None:
+            self.checked.release()
 
 
 class LocalPlane(DataPlane):
@@ -55,7 +81,7 @@ class LocalPlane(DataPlane):
         self.inplace = options.inplace
         self.use_versions(None)
         #: The memory into which a sweep writes rule vectors, by name, if it reads vectors that no push has checked.
-        self._apart = _Vectors(partial(self.device.empty, self.size, options.dtype))
+        self.apart = _Vectors(partial(self.device.empty, self.size, options.dtype))
         self.slots = Slots(self.size, options.slot_dtype, options.slots, self.device, options.together)
 
     def use_versions(self, memory: Callable[[], Vector] | None) -> None:
@@ -151,11 +177,11 @@ class LocalPlane(DataPlane):
         rows: Any,
         op: str,
         draft: Draft | None = None,
-    ) -> Any:
+    ) -> LocalRound:
         """Prepare as `DataPlane.prepare`. `draft` is the memory of the version; None: the next free one."""
         draft = self.versions.take(op) if draft is None else draft
         vectors = after = rule_vectors
-        spares = self._apart if plan.most < inf else vectors
+        spares = self.apart if plan.most < inf else vectors
         if (spares := spares if self.spares is None else self.spares(vectors)) is not vectors:
             after = _renewed(plan, vectors, spares)
         cache, memory, new_rows = None, None, _NO_ROWS
@@ -171,32 +197,7 @@ class LocalPlane(DataPlane):
         sweep = ops.Pass(params, draft.buffer, mix, cache, plan.step, states, memory, outs)
         checked = ops.check(sweep)
         checksums: list[ops.Checksums] | None = None if self.spares is None or self.gpu else []
-        return LocalRound(plan, draft, sweep, new_rows, vectors, after, None if self.gpu else checked, checksums)
-
-    def make(self, prepared: Any, done: list[bool]) -> None:
-        local: LocalRound = prepared
-        rows, swept = local.rows, done
-        if rows.staging is not None:
-            swept = local.swept
-            if not swept:
-                rows.staging.begin_sweep(rows)
-        if rows.staging is None or not swept:
-            checked, checksums = local.checked, local.checksums
-            ops.apply(local.sweep, num_threads=self.num_threads, done=swept, checksums=checksums, checked=checked)
-        if rows.staging is not None:
-            rows.staging.copy_back(rows)
-            done.append(swept[0])
-
-    def publish(self, prepared: Any) -> tuple[Vector, Mapping[str, Vector], NewRows]:
-        for name, spare in self._apart.items():
-            if spare is prepared.rule_vectors.get(name):
-                self._apart[name] = prepared.before[name]
-        return self.versions.finished(prepared.draft), prepared.rule_vectors, prepared.rows
-
-    def release(self, prepared: Any) -> None:
-        prepared.plan.slots.clear()  # the sweep's own list
-        if prepared.checked is not None:
-            prepared.checked.release()
+        return LocalRound(self, plan, draft, sweep, new_rows, vectors, after, None if self.gpu else checked, checksums)
 
     def version(self, write: Callable[[Any], object], op: str) -> Vector:
         draft = self.versions.take(op)

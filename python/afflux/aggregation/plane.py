@@ -8,12 +8,13 @@ which no handle is left is freed.
 Each call may be repeated until it has returned, with the same result: an interrupt may come before its return.
 
 RoundPlan    what a round is about to do, as data without vectors of d elements
+Prepared     a round that a plane has prepared
 DataPlane    the vectors of a server
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NewType
+from typing import Any, NewType, Protocol
 
 from msgspec import Struct
 
@@ -30,8 +31,6 @@ Slot = NewType("Slot", object)
 Vector = NewType("Vector", object)
 Draft = NewType("Draft", object)
 Sum = NewType("Sum", object)
-#: A handle of a round for which everything that can fail has been done; only the sweep remains.
-Prepared = NewType("Prepared", object)
 #: Arrays of callers: a flat vector, or the arrays of a tree.
 Parts = Any
 #: The vectors that a server keeps for its rule, by name, in the order of Rule.rule_vectors.
@@ -56,6 +55,21 @@ class RoundPlan(Struct, frozen=True, eq=False):
     states: Sequence[str]  #: the names of the vectors of the step
     rows: RowPlan | None
     most: float  #: the largest magnitude of an element of the slots, if no push has checked some of them; else inf
+
+
+class Prepared(Protocol):
+    """A round for which everything that can fail has been done: only the sweep and its publication remain."""
+
+    def make(self, done: list[bool]) -> None:
+        """Make the sweep, once, also if an interrupted call is repeated. Append to `done` whether all values that it
+        has written are finite.
+        """
+
+    def publish(self) -> tuple[Vector, NamedVectors, Any]:
+        """Return the params, the rule vectors and the rows that the sweep has written. No call can fail after this."""
+
+    def release(self) -> None:
+        """Release slots and the frozen sweep, which frames of a stored traceback may hold longer."""
 
 
 class PlaneOptions(Struct, frozen=True):
@@ -178,20 +192,6 @@ class DataPlane(ABC):
             StoreError: the disk is full, or a file has vanished.
             AffluxError: all versions are held; the message names `op`, the call that makes the round.
         """
-
-    @abstractmethod
-    def make(self, prepared: Prepared, done: list[bool]) -> None:
-        """Make the sweep, once, also if an interrupted call is repeated. Append to `done` whether all values that it
-        has written are finite.
-        """
-
-    @abstractmethod
-    def publish(self, prepared: Prepared) -> tuple[Vector, NamedVectors, Any]:
-        """Return the params, the rule vectors and the rows that the sweep has written. No call can fail after this."""
-
-    @abstractmethod
-    def release(self, prepared: Prepared) -> None:
-        """Release slots and the frozen sweep, which frames of a stored traceback may hold longer."""
 
     # Versions and the other vectors of the state.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import inf, nan
 from operator import attrgetter
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from msgspec import Struct
@@ -52,7 +52,7 @@ class Round(Struct, eq=False):
     scalars: Scalars  #: after the round
     norms: tuple[float, ...]  #: after the round
     report: Report  #: its seconds grow with the sweep
-    prepared: Prepared = Prepared(None)
+    prepared: Prepared = cast(Prepared, None)
     done: list[bool] = []  #: not empty once the sweep has been made
     saved: bool = True  #: whether the store, if any, has recorded the round
     driver: int | None = None  #: the thread that makes it; None: no thread does
@@ -68,9 +68,9 @@ class Round(Struct, eq=False):
         """Whether the sweep has written a non-finite value. Then the version is not published, and no state is kept."""
         return bool(self.done) and not self.done[0]
 
-    def release(self, plane: DataPlane) -> None:
+    def release(self) -> None:
         """Release slots and versions after the round: the push that has made the round may hold it longer."""
-        plane.release(self.prepared)
+        self.prepared.release()
         del self.prepared, self.plan, self.terms
 
     def make(self, plane: DataPlane) -> None:
@@ -79,11 +79,11 @@ class Round(Struct, eq=False):
             start = perf_counter()
             for term in self.terms:
                 term.add(plane)
-            plane.make(self.prepared, self.done)
+            self.prepared.make(self.done)
             # No caller has the report yet.
             force_setattr(self.report, "seconds", self.report.seconds + perf_counter() - start)
 
-    def make_unchecked(self, plane: DataPlane) -> bool:
+    def make_unchecked(self) -> bool:
         """Make the sweep of vectors that no push has checked, and that no later call can read.
 
         Returns:
@@ -91,7 +91,7 @@ class Round(Struct, eq=False):
         """
         start, sound = perf_counter(), list[bool]()
         if self.report.stepped and all(self.plan.weights.tolist()):
-            plane.make(self.prepared, sound)
+            self.prepared.make(sound)
             force_setattr(self.report, "seconds", self.report.seconds + perf_counter() - start)
         self.done = sound
         return sound == [True]

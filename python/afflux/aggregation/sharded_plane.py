@@ -50,6 +50,24 @@ class ShardedRound(Struct, frozen=True, eq=False):
     rule_vectors: tuple[str, ...]  #: the names of all
     swept: list[list[bool]]  #: of each part: not empty once its sweep has been made
 
+    def make(self, done: list[bool]) -> None:
+        try:
+            for part, swept in zip(self.parts, self.swept, strict=True):
+                if not swept:
+                    part.make(swept)
+        finally:  # an interrupt may come after the last sweep
+            if all(self.swept):
+                done.append(all(sound for (sound,) in self.swept))
+
+    def publish(self) -> Any:
+        params, vectors, rows = zip(*[part.publish() for part in self.parts], strict=True)
+        return Shards(params), {name: Shards([part[name] for part in vectors]) for name in vectors[0]}, rows
+
+    def release(self) -> None:
+        for part in self.parts:
+            part.release()
+        self.plan.slots.clear()
+
 
 class ShardedPlane(DataPlane):
     """The vectors of a server on the CPU, in shards.
@@ -69,6 +87,8 @@ class ShardedPlane(DataPlane):
     >>> float(server.params.sum())
     200000.0
     """
+
+    each_plane: Shards  #: the plane of each part, for calls
 
     def __init__(self, shards: int = 2, *, cuts: Sequence[int] | None = None) -> None:
         self._shards = integer(1)("ShardedPlane", "shards", shards)
@@ -103,6 +123,7 @@ class ShardedPlane(DataPlane):
     def _allocate(self, parts: Sequence["ShardPart"], options: Sequence[PlaneOptions]) -> None:
         """Make the plane of each part."""
         self.planes = [LocalPlane() for _ in parts]
+        self.each_plane = Shards(self.planes)
         self.call("allocate", Shards(options))
 
     def begin(self, size: int, path: Path) -> Path:
@@ -117,10 +138,8 @@ class ShardedPlane(DataPlane):
 
         Where an argument is `Shards`, or has them, the call gets its part.
         """
-        targets = self.planes if of is None else of.parts
-        return [
-            call_of(target, name, [part_of(arg, k) for arg in arguments], options) for k, target in enumerate(targets)
-        ]
+        targets = enumerate((of or self.each_plane).parts)
+        return [call_of(target, name, [part_of(arg, k) for arg in arguments], options) for k, target in targets]
 
     def objects(self, name: str, *arguments: Any, of: Shards | None = None, **options: Any) -> Shards:
         """Return the results of `call` where these are objects that are only for calls."""
@@ -150,11 +169,6 @@ class ShardedPlane(DataPlane):
     def counted(self, version: Shards, like: Shards | None = None) -> Shards:
         """Return a version that counts as one of those in use, together with `like`."""
         return version
-
-    @property
-    def each_plane(self) -> Shards:
-        """The plane of each part, as an argument of calls."""
-        return Shards(self.planes)
 
     def detach(self, vectors: Shards) -> None:
         """Make versions that are in use independent of the files of these `StoredVectors`."""
@@ -263,7 +277,7 @@ class ShardedPlane(DataPlane):
 
     def prepare(
         self, plan: RoundPlan, params: Any, rule_vectors: NamedVectors, rows: ShardedRows | None, op: str
-    ) -> Any:
+    ) -> ShardedRound:
         plans, drafts = self._plans(plan, rows), self.drafted(op)
         own_rows = None if rows is None else Shards(rows.parts)
         parts = self.objects("prepare", plans, params, {**rule_vectors}, own_rows, op, drafts).parts
@@ -277,23 +291,6 @@ class ShardedPlane(DataPlane):
             pairs = zip(plans, self._begins, strict=True)
             plans = [replace(part, rows=plan_at(plan.rows, rows.codec, begin)) for part, begin in pairs]
         return Shards(plans)
-
-    def make(self, prepared: Any, done: list[bool]) -> None:
-        try:
-            for plane, part, swept in zip(self.planes, prepared.parts, prepared.swept, strict=True):
-                if not swept:
-                    plane.make(part, swept)
-        finally:  # an interrupt may come after the last sweep
-            if all(prepared.swept):
-                done.append(all(sound for (sound,) in prepared.swept))
-
-    def publish(self, prepared: Any) -> Any:
-        params, vectors, rows = zip(*self.call("publish", Shards(prepared.parts)), strict=True)
-        return Shards(params), {name: Shards([part[name] for part in vectors]) for name in vectors[0]}, rows
-
-    def release(self, prepared: Any) -> None:
-        self.call_later("release", Shards(prepared.parts))
-        prepared.plan.slots.clear()
 
     def version(self, write: Callable[[Any], object], op: str) -> Any:
         drafts = self.drafted(op)

@@ -16,7 +16,7 @@ from typing import Any
 from warnings import warn
 from weakref import proxy
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from afflux._engine import SUPERBLOCK, Buffer, Pool
 from afflux.aggregation.cache.rows import RowMemory
@@ -103,9 +103,30 @@ class RemoteVector(Shards):
 
 
 class RemoteRound(ShardedRound, frozen=True, eq=False):
-    """A round that the shards prepare with its sweep, in one message. It may be sent again after an error."""
+    """A prepared round of a `RayPlane`."""
 
-    first: Mapping[int, Call]  #: its preparation in each part
+    plane: "RayPlane"
+    #: The calls that prepare it, if one message has them with its sweep. They may be sent again after an error.
+    first: Mapping[int, Call]
+
+    def make(self, done: list[bool]) -> None:
+        calls = self.plane.calls("sweep", [Shards(self.parts)])
+        done.append(all(self.plane.connection.settled(calls, self.first).values()))
+
+    def publish(self) -> Any:
+        plane = self.plane
+        params, rows = plane.handles(), plane.handles()
+        vectors = {name: plane.handles() for name in self.rule_vectors}
+
+        def out(k: int) -> Any:
+            return params.number(k), {name: vector.number(k) for name, vector in vectors.items()}, rows.number(k)
+
+        plane.queue(plane.calls("publish", [], Shards(self.parts), out=out))
+        return plane.counted(params, self.drafts), vectors, rows.parts
+
+    def release(self) -> None:
+        self.plane.call_later("release", Shards(self.parts))
+        self.plan.slots.clear()
 
 
 class RayPlane(ShardedPlane):
@@ -182,7 +203,7 @@ class RayPlane(ShardedPlane):
             return
         self.connection.shard_of = self.shard_of = [part.shard for part in parts]
         self._of_shards = sorted({*self.shard_of})  # without those that have no elements
-        self._planes = [Ref(-1 - self.shard_of[:k].count(shard)) for k, shard in enumerate(self.shard_of)]
+        self.each_plane = Shards([Ref(-1 - self.shard_of[:k].count(shard)) for k, shard in enumerate(self.shard_of)])
         self._sizes = [b - a for a, b in pairwise([*(part.first * SUPERBLOCK for part in parts), size])]
         self.connect()
         for chosen in self._actor_options:
@@ -217,26 +238,27 @@ class RayPlane(ShardedPlane):
         """End the actors. They end also when the server is deleted, or this process ends."""
         self.connection.close()
 
-    def _calls(
+    def calls(
         self,
         name: str,
         arguments: Sequence[Any],
-        of: Shards | None,
+        of: Shards | None = None,
         options: Mapping[str, Any] = MappingProxyType({}),
         out: Callable[[int], Any] = lambda k: None,
     ) -> dict[int, Call]:
-        """Return a call for each part; `out` returns its numbers of objects."""
-        targets = self._planes if of is None else of.parts
+        """Return a call for each part's plane, or object in `of`; `out` returns its numbers of objects."""
         return {
             k: Call(target, name, tuple(part_of(each, k) for each in arguments), {**options}, out(k))
-            for k, target in enumerate(targets)
+            for k, target in enumerate((of or self.each_plane).parts)
         }
 
-    def _queue(self, calls: Mapping[int, Call]) -> None:
+    def queue(self, calls: Mapping[int, Call]) -> None:
+        """Make these calls, which need no reply, with the next message."""
         for k, call in calls.items():
             self.remote(k).later.append(call)
 
-    def _handles(self) -> RemoteVector:
+    def handles(self) -> RemoteVector:
+        """Return new handles, for an object of each part."""
         return RemoteVector([Handle(self.remote(k)) for k in range(len(self.shard_of))])
 
     def wait_for_shards(self) -> None:
@@ -266,28 +288,28 @@ class RayPlane(ShardedPlane):
             return super().ingest(parts, vector, num_threads, conversion, beside)
         self.wait_for_shards()  # they have the slot, and the base, before the client's message comes
         try:
-            facts = parts.write(self._calls("ingest", [vector, num_threads, conversion], None))
+            facts = parts.write(self.calls("ingest", [vector, num_threads, conversion]))
         except Exception:
             self.wait_for_shards()  # raises an error if a shard has ended
             raise
         return self._facts_of([facts[k] for k in range(len(facts))])
 
     def call(self, name: str, *arguments: Any, of: Shards | None = None, **options: Any) -> list[Any]:
-        results = self.connection.settled(self._calls(name, arguments, of, options))
+        results = self.connection.settled(self.calls(name, arguments, of, options))
         return [results[k] for k in range(len(results))]
 
     def objects(self, name: str, *arguments: Any, of: Shards | None = None, **options: Any) -> RemoteVector:
-        handles = self._handles()
-        self.connection.settled(self._calls(name, arguments, of, options, handles.number))
+        handles = self.handles()
+        self.connection.settled(self.calls(name, arguments, of, options, handles.number))
         return handles
 
     def objects_later(self, name: str, *arguments: Any, of: Shards | None = None) -> RemoteVector:
-        handles = self._handles()
-        self._queue(self._calls(name, arguments, of, out=handles.number))
+        handles = self.handles()
+        self.queue(self.calls(name, arguments, of, out=handles.number))
         return handles
 
     def call_later(self, name: str, *arguments: Any, of: Shards | None = None) -> None:
-        self._queue(self._calls(name, arguments, of))
+        self.queue(self.calls(name, arguments, of))
 
     def made(self, kind: Callable[..., Any], *arguments: Any) -> RemoteVector:
         return self.objects("make", kind, *arguments, of=Shards([Ref(0)] * len(self.shard_of)))
@@ -305,10 +327,6 @@ class RayPlane(ShardedPlane):
         assert isinstance(version, RemoteVector)
         version.counter = like.counter if isinstance(like, RemoteVector) else self.planes[0].versions.take()
         return version
-
-    @property
-    def each_plane(self) -> Shards:
-        return Shards(self._planes)
 
     def detach(self, vectors: Shards) -> None:
         self._leave(lambda: self.call("detach", of=vectors))
@@ -343,33 +361,18 @@ class RayPlane(ShardedPlane):
 
     def prepare(
         self, plan: RoundPlan, params: Any, rule_vectors: NamedVectors, rows: ShardedRows | None, op: str
-    ) -> Any:
+    ) -> RemoteRound:
         plane = self.planes[0]
         allocates = not self.inplace and plane.versions.held == plane.versions.allocated
         if allocates or rows is not None or self.connection.path is not None:
-            return super().prepare(plan, params, rule_vectors, rows, op)
+            return RemoteRound(**asdict(super().prepare(plan, params, rule_vectors, rows, op)), plane=self, first={})
         # The shards have memory for the version. All other errors are raised on vectors without elements.
         slots = [Buffer(Pool(0, self._options.slot_dtype, 0)) for _ in plan.slots]
         vectors = {name: plane.vector() for name in rule_vectors}
         plane.prepare(replace(plan, slots=slots), plane.vector(), vectors, None, op, Draft(plane.vector()))
-        drafts, parts = RemoteVector([]), self._handles()
+        drafts, parts = RemoteVector([]), self.handles()
         drafts.counter = plane.versions.take(op)
         numbers = Shards([handle.number for handle in parts.parts])
         arguments = [numbers, self._plans(plan, None), params, {**rule_vectors}, None, op]
-        first = self._calls("prepare_once", arguments, None, out=parts.number)
-        return RemoteRound(plan, parts.parts, drafts, (*rule_vectors,), [], first)
-
-    def make(self, prepared: Any, done: list[bool]) -> None:
-        first = prepared.first if isinstance(prepared, RemoteRound) else {}
-        results = self.connection.settled(self._calls("sweep", [Shards(prepared.parts)], None), first)
-        done.append(all(results.values()))
-
-    def publish(self, prepared: Any) -> Any:
-        params, rows = self._handles(), self._handles()
-        vectors = {name: self._handles() for name in prepared.rule_vectors}
-
-        def out(k: int) -> Any:
-            return params.number(k), {name: vector.number(k) for name, vector in vectors.items()}, rows.number(k)
-
-        self._queue(self._calls("publish", [Shards(prepared.parts)], None, out=out))
-        return self.counted(params, prepared.drafts), vectors, rows.parts
+        first = self.calls("prepare_once", arguments, out=parts.number)
+        return RemoteRound(plan, parts.parts, drafts, (*rule_vectors,), [], self, first)

@@ -62,16 +62,16 @@ class PartPlane(LocalPlane):
             self._prepared = number, self.prepare(*arguments)
         return self._prepared[1]
 
-    def release(self, prepared: Any) -> None:
+    def release(self, prepared: LocalRound) -> None:
         """Release a round's slots and vectors."""
         if self._prepared is not None and self._prepared[1] is prepared:
             self._prepared = None
-        super().release(prepared)
+        prepared.release()
 
     def sweep(self, prepared: LocalRound) -> bool:
         """Make the sweep of a round once. Return whether all values that it has written are finite."""
         if not prepared.swept:
-            self.make(prepared, prepared.swept)
+            prepared.make(prepared.swept)
         return prepared.swept[0]
 
     def add_once(self, number: int, total: Any, slot: Any, weight: float, *, first: bool) -> None:

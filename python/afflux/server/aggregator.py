@@ -434,11 +434,11 @@ class Aggregator(Monitor[Round]):
         if job.unsound:
             self._fail(job)
             return False
-        params, rule_vectors, new_rows = self.plane.publish(job.prepared)
+        params, rule_vectors, new_rows = job.prepared.publish()
         if (rows := admission.rows) is not None and job.moves is not None:
             rows.commit(new_rows, job.moves)
         admission.commit(Pulled(params, job.report.version, job.buffers), rule_vectors, job)
-        job.release(self.plane)
+        job.release()
         return False
 
     def _fail(self, job: Round) -> None:
@@ -453,7 +453,7 @@ class Aggregator(Monitor[Round]):
             f"the server takes nothing more. {params}; {resume} goes on from a saved state"
         )
         self.admission.abandon_round(job.failure)
-        job.release(self.plane)
+        job.release()
 
     def _at_rest(self) -> bool:
         admission = self.admission

@@ -232,8 +232,8 @@ class StepBatch:
             raise AffluxError("[step] a vector is not read")
         if aggregator.storage is not None:
             aggregator.storage.prepare_sweep(decided)
-        if not decided.make_unchecked(aggregator.plane):
-            decided.release(aggregator.plane)
+        if not decided.make_unchecked():
+            decided.release()
             raise AffluxError("[step] a value is not valid")
 
     def adopt(self, draft: Admission) -> None:
