@@ -289,8 +289,8 @@ def test_a_checked_round_keeps_the_memory_of_its_tensors(kind):
     """Another thread may give a tensor other memory while it is read."""
     array, out = np.ones(3, np.float32), np.zeros(3, np.float32)
     tensor, memory = kind(torch.from_numpy(array), requires_grad=False), weakref.ref(array)
-    plane = Server(fedbuff(), np.zeros(3, np.float32))._aggregator.plane
-    parts = plane.in_parts([tensor], np.array([0, 3]), None)
+    adapter = Server(fedbuff(), np.zeros(3, np.float32))._adapter
+    parts = adapter.in_place("it", [tensor], None, "float32")
     made = ops.Pass(np.zeros(3, np.float32), out, ops.Combine([parts], np.ones(1)))
     checked = ops.check(made)
     tensor.data = torch.zeros(3)

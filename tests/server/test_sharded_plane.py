@@ -155,7 +155,7 @@ def test_a_plane_is_for_one_server_on_the_cpu(tmp_path, monkeypatch):
     check_error(r"\[Server\] plane was given to a server before", Server, rules.fedbuff(), np.zeros(3), plane=plane)
     check_error(r"\[Server\] plane is 3, must be a DataPlane", Server, rules.fedbuff(), np.zeros(3), plane=3)
 
-    monkeypatch.setattr("afflux.store.sharded_vectors.LocalPlane", ShardedPlane)
+    monkeypatch.setattr("afflux.aggregation.plane.StoredPlane", ShardedPlane)
     with pytest.raises(UnavailableError, match="a store cannot hold the vectors of this plane"):
         Server(rules.fedbuff(), np.zeros(3), plane=LocalPlane(), store=tmp_path / "store")
     assert not (tmp_path / "store").exists()

@@ -1,5 +1,6 @@
 """The vectors of a server in this process, on the host or on one GPU."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from math import inf
@@ -12,12 +13,12 @@ from afflux import ops
 from afflux._engine import Buffer, Pool, PreparedPass
 from afflux.aggregation.cache.rows import MemoryRows
 from afflux.aggregation.cache.staging import NewRows
-from afflux.aggregation.plane import DataPlane, Parts, PlaneOptions, RoundPlan, Slot
+from afflux.aggregation.plane import Parts, PlaneOptions, RoundPlan, Slot, StoredPlane
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import device_of
-from afflux.arrays.interop import as_held, first_beyond, on_host
+from afflux.arrays.interop import first_beyond, on_host
 from afflux.arrays.pools import Draft, Slots, Vector, Versions
-from afflux.rules.rule import Float64, Int64
+from afflux.rules.rule import Float64
 
 
 class LocalRound(Struct, frozen=True, eq=False):
@@ -60,7 +61,7 @@ class LocalRound(Struct, frozen=True, eq=False):
             self.checked.release()
 
 
-class LocalPlane(DataPlane):
+class LocalPlane(StoredPlane):
     """The vectors of a server as arrays of one device, which are their own handles."""
 
     versions: Versions
@@ -75,14 +76,15 @@ class LocalPlane(DataPlane):
         #: With a store: the memory into which a sweep writes new rule vectors; None: it updates them in place.
         self.spares: Callable[[Mapping[str, Vector]], Mapping[str, Vector]] | None = None
 
-    def allocate(self, options: PlaneOptions) -> None:
-        """Prepare for the vectors of a server."""
+    def allocate(self, options: PlaneOptions) -> MemoryRows | None:
+        """Prepare as `DataPlane.allocate`."""
         self.options, self.size, self.num_threads = options, options.size, options.num_threads
-        self.inplace = options.inplace
         self.use_versions(None)
         #: The memory into which a sweep writes rule vectors, by name, if it reads vectors that no push has checked.
-        self.apart = _Vectors(partial(self.device.empty, self.size, options.dtype))
+        self.apart = defaultdict[str, Vector](partial(self.device.empty, self.size, options.dtype))
         self.slots = Slots(self.size, options.slot_dtype, options.slots, self.device, options.together)
+        codec, pinned = options.codec, options.rows_on_host
+        return None if codec is None else MemoryRows(self.size, codec, self.device, pinned=pinned)
 
     def use_versions(self, memory: Callable[[], Vector] | None) -> None:
         """Make versions from now on, without the earlier ones. `memory` allocates them; None: the device does."""
@@ -127,14 +129,6 @@ class LocalPlane(DataPlane):
         beside: Any = None,
     ) -> ops.Ingested:
         return self.device.ingest(parts, vector, num_threads, conversion, beside)
-
-    def in_parts(
-        self,
-        arrays: list[Any],
-        borders: Int64,
-        conversion: ops.Conversion | None,
-    ) -> Any:
-        return ops.Parts(as_held(arrays), borders, conversion, self.slots.dtype)
 
     def first_beyond(self, vector: Any, most: float) -> int | None:
         return first_beyond(vector, most)
@@ -215,26 +209,17 @@ class LocalPlane(DataPlane):
             return self.device.moved(values)
         return self.device.full(self.size, values, self.options.dtype)
 
-    def rows(self) -> MemoryRows:
-        codec = self.options.codec
-        assert codec is not None  # control has asked for rows
-        return MemoryRows(self.size, codec, self.device, pinned=self.options.rows_on_host)
-
     def fill(self, vector: Any, values: Any) -> None:
         self.device.fill(vector, values)
 
-    def shown(self, vector: Vector) -> ops.Array:
-        return self.device.alias(vector)
-
-    def copy(self, vector: Vector, *, read_only: bool = False) -> ops.Array:
-        return self.device.immutable_copy(vector) if read_only else self.device.copy(vector)
+    def shown(self, vector: Vector, *, copy: bool = False) -> ops.Array:
+        return self.device.copy(vector) if copy else self.device.alias(vector)
 
     def read(self, vector: Any, *, copy: bool = True) -> Any:
         return on_host(vector, copy=copy)
 
-    def is_version(self, params: ops.Array) -> bool:
-        if self.device is HOST:  # a store compares the addresses
-            return isinstance(params, np.ndarray)
+    def owns(self, params: ops.Array) -> bool:
+        """Return whether a caller's params, of a server on a GPU, are one of its versions."""
         return self.device.owns(params) and self.versions.has(params)
 
     def wait(self) -> None:
@@ -242,17 +227,6 @@ class LocalPlane(DataPlane):
 
 
 _NO_ROWS = NewRows({})  #: never changed
-
-
-class _Vectors(dict[str, Vector]):
-    """Vectors by name, which are made when they are first looked up."""
-
-    def __init__(self, vector: Callable[[], Vector]) -> None:
-        super().__init__()
-        self._vector = vector
-
-    def __missing__(self, name: str) -> Vector:
-        return self.setdefault(name, self._vector())
 
 
 def plane_like(subject: str, parts: Parts, names: Sequence[str]) -> LocalPlane:

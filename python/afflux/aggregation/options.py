@@ -268,7 +268,7 @@ class ServerOptions:
             AffluxError: an option cannot be combined with the rule, or the rule differs from the previous one in a
                 property on which the server's state and pushes in progress depend; the message names it.
         """
-        old, new = _lasting_facts(before, self.slots_as), _lasting_facts(rule, self.slots_as)
+        old, new = lasting_facts(before, self.slots_as), lasting_facts(rule, self.slots_as)
         for name, value in old.items():
             if new[name] != value:
                 raise AffluxError(f"[Server] {name} is {value!r} of the rule in force, {new[name]!r} of the new one")
@@ -417,7 +417,7 @@ def reads_in_place(rule: Rule, options: ServerOptions) -> bool:
     return not (needs.norms or needs.products or rule.calibrate.cached)
 
 
-def _lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
+def lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
     """Return the properties that a rule must share with the rule that it replaces.
 
     These are the properties that `Server.open` requires (the name, the kind and the vectors that the server keeps), and

@@ -10,6 +10,7 @@ Each call may be repeated until it has returned, with the same result: an interr
 RoundPlan    what a round is about to do, as data without vectors of d elements
 Prepared     a round that a plane has prepared
 DataPlane    the vectors of a server
+StoredPlane  the vectors of a server that may have a store
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +23,7 @@ from afflux import ops
 from afflux.aggregation.cache.table import RowPlan
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import UnavailableError
-from afflux.rules.rule import Float64, Int64
+from afflux.rules.rule import Float64
 
 #: Handles: of a pushed vector; of params, or a vector that the rule keeps; of a version that is being written; of a
 #: float64 sum. They are freed when their last reference is dropped. mypy checks the kinds of handles in the calls of
@@ -90,36 +91,24 @@ class PlaneOptions(Struct, frozen=True):
 class DataPlane(ABC):
     """The vectors of one server. It belongs to the server that has called `allocate`."""
 
-    size: int  #: d
     alone: str | None = None  #: what a forked child cannot use; None: the child has its own copy
-    inplace: bool = False  #: whether there is one version, which rounds overwrite
-    #: Whether a round may read callers' arrays that no push has checked, see `in_parts`.
+    #: Whether a round may read callers' arrays that no push has checked: slots of its plan may be `ops.Parts`.
     reads_in_place: bool = False
     gpu: str | None = None  #: the name of the GPU that has the vectors
-    on_one_node: bool = True  #: whether the vectors end with the machine of this process, and only with it
-
-    def cuts(self, size: int) -> tuple[int, ...]:
-        """Return the superblocks with which the second shard of `size` elements and the later ones begin."""
-        return ()
 
     def handle(self, server: Any, timeout: float) -> Any:
         """Return the handle of `Server.handle`."""
         raise UnavailableError("[handle] needs a server with plane=afflux.distributed.RayPlane(...)")
 
     @abstractmethod
-    def allocate(self, options: PlaneOptions) -> None:
-        """Prepare for the vectors of a server."""
+    def allocate(self, options: PlaneOptions) -> Any:
+        """Prepare for the vectors of a server. Return memory for cached rows, without rows; without a codec None."""
 
     # Pushed vectors: without control's mutex. Nothing joins before control has decided.
 
     @abstractmethod
     def reserve(self, *, counted: bool = True) -> Slot | None:
         """Return a free slot; None if all are in use. If not `counted`, return a new one beyond the limit."""
-
-    def reserve_any(self) -> Slot:
-        """Return a free slot; if all are in use, a new one beyond the limit."""
-        slot = self.reserve()
-        return Slot(self.reserve(counted=False)) if slot is None else slot
 
     @abstractmethod
     def grow(self, limit: int) -> tuple[Any, ...]:
@@ -143,15 +132,6 @@ class DataPlane(ABC):
 
         If `reads_in_place`, `beside`, a check of a row, runs in parallel with the sweep.
         """
-
-    def in_parts(
-        self,
-        arrays: list[Any],
-        borders: Int64,
-        conversion: ops.Conversion | None,
-    ) -> Slot:
-        """Return callers' arrays as a slot of a round that is made at once; they begin at these indices."""
-        raise NotImplementedError
 
     @abstractmethod
     def first_beyond(self, vector: Slot | Vector | Draft, most: float) -> int | None:
@@ -186,7 +166,7 @@ class DataPlane(ABC):
     def prepare(self, plan: RoundPlan, params: Vector, rule_vectors: NamedVectors, rows: Any, op: str) -> Prepared:
         """Allocate what a round writes, build its sweep and check it. An error changes nothing.
 
-        The round reads these params and rule vectors, and `rows`, a result of `DataPlane.rows`, or None.
+        The round reads these params and rule vectors, and `rows`, a result of `allocate`, or None.
 
         Raises:
             StoreError: the disk is full, or a file has vanished.
@@ -212,29 +192,36 @@ class DataPlane(ABC):
         """Return a new vector: with these values, or this value in each element; None: not yet written."""
 
     @abstractmethod
-    def rows(self) -> Any:
-        """Return memory for cached rows, without rows."""
-
-    @abstractmethod
     def fill(self, vector: Slot | Vector | Draft, values: Any) -> None:
         """Write a NumPy array of the vector's type (uint16 for bfloat16) into a vector."""
 
     @abstractmethod
-    def shown(self, vector: Vector) -> ops.Array:
-        """Return a version for callers, as one array, read-only where its library supports that."""
-
-    @abstractmethod
-    def copy(self, vector: Vector, *, read_only: bool = False) -> ops.Array:
-        """Return a copy for callers, as one array."""
+    def shown(self, vector: Vector, *, copy: bool = False) -> ops.Array:
+        """Return a vector for callers, as one array: a version, read-only where its library supports that; with `copy`
+        a copy of any vector, which callers may change.
+        """
 
     @abstractmethod
     def read(self, vector: Slot | Vector | Sum, *, copy: bool = True) -> Any:
         """Return the vector as one array of NumPy; without `copy` it may be the vector itself."""
 
     @abstractmethod
-    def is_version(self, params: ops.Array) -> bool:
-        """Return whether a caller's params may be a result of `shown`."""
-
-    @abstractmethod
     def wait(self) -> None:
         """Wait until the work that this thread has queued in the library of the vectors is done."""
+
+
+class StoredPlane(DataPlane):
+    """A plane whose vectors a store can hold (`afflux.store.sharded_vectors`)."""
+
+    on_one_node: bool = True  #: whether the vectors end with the machine of this process, and only with it
+
+    def cuts(self, size: int) -> tuple[int, ...]:
+        """Return the superblocks with which the second shard of `size` elements and the later ones begin."""
+        return ()
+
+
+def stored_plane(plane: DataPlane) -> StoredPlane:
+    """Return the plane; raise UnavailableError if no store can hold its vectors."""
+    if isinstance(plane, StoredPlane):
+        return plane
+    raise UnavailableError("[Server] a store cannot hold the vectors of this plane")

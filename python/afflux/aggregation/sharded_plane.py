@@ -19,7 +19,7 @@ from afflux import ops
 from afflux._engine import SUPERBLOCK, Buffer, Pool, strict_float_mode
 from afflux.aggregation.cache.rows import RowMemory
 from afflux.aggregation.local_plane import LocalPlane, LocalRound
-from afflux.aggregation.plane import DataPlane, NamedVectors, Parts, PlaneOptions, RoundPlan, Vector
+from afflux.aggregation.plane import NamedVectors, Parts, PlaneOptions, RoundPlan, StoredPlane, Vector
 from afflux.aggregation.sharded_rows import ShardedRows, plan_at
 from afflux.arrays.devices import as_list
 from afflux.arrays.interop import is_torch
@@ -69,7 +69,7 @@ class ShardedRound(Struct, frozen=True, eq=False):
         self.plan.slots.clear()
 
 
-class ShardedPlane(DataPlane):
+class ShardedPlane(StoredPlane):
     """The vectors of a server on the CPU, in shards.
 
     `pull` and `Task.params` copy a version, once as long as callers have the copy; neither max_versions nor
@@ -109,7 +109,7 @@ class ShardedPlane(DataPlane):
         slack = total // self._shards >> 6
         return tuple(even_cut(total * i // self._shards, slack) for i in range(1, self._shards))
 
-    def allocate(self, options: PlaneOptions) -> None:
+    def allocate(self, options: PlaneOptions) -> ShardedRows | None:
         if hasattr(self, "size"):
             raise AffluxError("[Server] plane was given to a server before: give a new one")
         parts = parts_of(options.size, self.cuts(options.size))
@@ -118,13 +118,14 @@ class ShardedPlane(DataPlane):
         self._begins = [part.first * SUPERBLOCK for part in parts]
         self._spans = [slice(a, b) for a, b in pairwise([*self._begins, self.size])]
         self._whole = Pool(self.size, options.dtype, 0)
-        self._allocate(parts, [replace(options, size=span.stop - span.start) for span in self._spans])
+        rows = self._allocate(parts, [replace(options, size=span.stop - span.start) for span in self._spans])
+        return None if options.codec is None else ShardedRows(self.row_parts(rows, options.codec), self._begins)
 
-    def _allocate(self, parts: Sequence["ShardPart"], options: Sequence[PlaneOptions]) -> None:
-        """Make the plane of each part."""
+    def _allocate(self, parts: Sequence["ShardPart"], options: Sequence[PlaneOptions]) -> Shards:
+        """Make the plane of each part. Return memory of each part for rows."""
         self.planes = [LocalPlane() for _ in parts]
         self.each_plane = Shards(self.planes)
-        self.call("allocate", Shards(options))
+        return self.objects("allocate", Shards(options))
 
     def begin(self, size: int, path: Path) -> Path:
         """Prepare for calls before `allocate`: for vectors of this size, in the store at `path`.
@@ -304,15 +305,12 @@ class ShardedPlane(DataPlane):
     def vector(self, values: "Float64 | float | None" = None) -> Any:
         return self.objects("vector", self._scattered(values) if isinstance(values, np.ndarray) else values)
 
-    def rows(self) -> ShardedRows:
-        codec = self.planes[0].options.codec
-        assert codec is not None  # control has asked for rows
-        return ShardedRows(self.row_parts(self.objects_later("rows"), codec), self._begins)
-
     def fill(self, vector: Any, values: Any) -> None:
         self.call("fill", vector, self._scattered(values))
 
-    def shown(self, vector: Any) -> ops.Array:
+    def shown(self, vector: Any, *, copy: bool = False) -> ops.Array:
+        if copy:
+            return self.read(vector)
         if not isinstance(vector, Shards):
             return vector
         array = vector.shown()
@@ -332,16 +330,14 @@ class ShardedPlane(DataPlane):
 
     def version_of(self, array: ops.Array) -> Shards | None:
         """Return the version of which callers have this copy, if it is in use."""
-        return self._shown.get(id(array)) if self.is_version(array) else None
-
-    def copy(self, vector: Any, *, read_only: bool = False) -> ops.Array:
-        return self.shown(vector) if read_only else self.read(vector)
+        return self._shown.get(id(array)) if self.owns(array) else None
 
     def read(self, vector: Any, *, copy: bool = True) -> Any:
         return np.concatenate(self.call("read", vector, copy=False))
 
-    def is_version(self, params: ops.Array) -> bool:
-        return self._copies.get(id(params)) is params
+    def owns(self, params: ops.Array) -> bool:
+        """Return whether a caller's params are a result of `shown`."""
+        return params is not None and self._copies.get(id(params)) is params
 
     def wait(self) -> None:
         pass

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from afflux import ops
 from afflux._engine import Buffer, Pool, RowCheck, ingest
-from afflux.arrays.interop import Array, frozen
+from afflux.arrays.interop import Array
 
 
 class Device(ABC):
@@ -70,10 +70,6 @@ class Device(ABC):
 
     def read_only(self, vector: Any) -> Any:
         """Return a read-only view; a copy if the library has no read-only arrays."""
-        return self.copy(vector)
-
-    def immutable_copy(self, vector: Any) -> Any:
-        """Return a copy, read-only if its library supports that."""
         return self.copy(vector)
 
     @abstractmethod
@@ -150,9 +146,6 @@ class Host(Device):
         view = vector.view()
         view.flags.writeable = False
         return view
-
-    def immutable_copy(self, vector: Any) -> Any:
-        return frozen(vector, vector.dtype)
 
     def ingest(
         self,

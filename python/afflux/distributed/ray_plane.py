@@ -173,7 +173,7 @@ class RayPlane(ShardedPlane):
         self.drafts = lambda op: self.objects_later("take", op)
         self._service: Service | None = None
 
-    def _allocate(self, parts: Sequence[ShardPart], options: Sequence[PlaneOptions]) -> None:
+    def _allocate(self, parts: Sequence[ShardPart], options: Sequence[PlaneOptions]) -> Shards:
         whole = self.size
         self._options = replace(options[0], size=whole)
         if whole < LEAST_ELEMENTS * self._number:
@@ -187,7 +187,7 @@ class RayPlane(ShardedPlane):
         self.planes[0].allocate(replace(options[0], size=0))
         self._start(parts, self.size)
         # A limit here would count a slot or version until the message that frees it.
-        self.call("allocate", Shards([replace(each, slots=0, max_versions=None) for each in options]))
+        return self.objects("allocate", Shards([replace(each, slots=0, max_versions=None) for each in options]))
 
     def begin(self, size: int, path: Path) -> Path:
         self._start(parts_of(size, self.cuts(size)), size)

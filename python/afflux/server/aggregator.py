@@ -52,6 +52,7 @@ class Aggregator(Monitor[Round]):
     def __init__(
         self,
         plane: DataPlane,
+        size: int,
         options: ServerOptions,
         admission: Admission,
         on_step: OnStep | None,
@@ -62,7 +63,8 @@ class Aggregator(Monitor[Round]):
         self.admission = admission
         self.max_slots, self.max_versions = options.slots_of(admission.rule), options.max_versions
         self.accumulate, self.records_faults = options.accumulate, options.faults == "record"
-        self.slot_bytes = ITEM_BYTES[options.slots_as] * plane.size
+        self.size, self.inplace, self.slot_dtype = size, options.inplace, options.slots_as
+        self.slot_bytes = ITEM_BYTES[self.slot_dtype] * size
         self.norm_watch = norm_watch
         self._progress_watch = ProgressWatch()
         self.drop_watch = DropWatch()
@@ -167,9 +169,14 @@ class Aggregator(Monitor[Round]):
             BusyError: all slots are in use for `timeout` seconds.
         """
         if self.admission.replaying and self.admission.by_flush:  # perhaps of a step of more pushes
-            return self.plane.reserve_any()
+            return self.any_slot()
         slot = self.plane.reserve()
         return self.checked("push", self.wait_for(self._free_slot, timeout)) if slot is None else slot
+
+    def any_slot(self) -> Slot:
+        """Return a free slot; if all are in use, a new one beyond the limit."""
+        slot = self.plane.reserve()
+        return Slot(self.plane.reserve(counted=False)) if slot is None else slot
 
     def checked(self, op: str, slot: Slot | None) -> Slot:
         """Return the slot; raise BusyError if it is None."""
@@ -276,8 +283,8 @@ class Aggregator(Monitor[Round]):
     @property
     def _full(self) -> bool:
         """Whether a round would find no memory for its version."""
-        most, plane = self.max_versions, self.plane
-        return most is not None and not plane.inplace and plane.versions_held >= most
+        most = self.max_versions
+        return most is not None and not self.inplace and self.plane.versions_held >= most
 
     def hand_in(self, name: str, vector: Vector) -> None:
         """Replace one of the rule's vectors."""
@@ -302,10 +309,10 @@ class Aggregator(Monitor[Round]):
         number = admission.version + 1
         self.make_room()
         now, write = admission.current, partial(plane.fill, values=plane.read(vector, copy=False))
-        params = now.params if plane.inplace else plane.version(write, "set_params")
+        params = now.params if self.inplace else plane.version(write, "set_params")
         new = Pulled(params, number, now.buffers if buffers is None else buffers)
         admission.set_version(new, NewParams())
-        if plane.inplace:
+        if self.inplace:
             try:
                 write(params)
             except BaseException:  # an interrupt: the version is made, and needs its params
@@ -447,7 +454,7 @@ class Aggregator(Monitor[Round]):
         After this the server can only be read, load a state, or be closed.
         """
         resume = "load_state_dict" if self.storage is None else f"Server.open({str(self.storage.path)!r})"
-        params = "Its params are overwritten (inplace=True)" if self.plane.inplace else "Its last params can be read"
+        params = "Its params are overwritten (inplace=True)" if self.inplace else "Its last params can be read"
         job.failure = (
             f"the step to version {job.report.version} wrote a value that is not finite: it was not published, and "
             f"the server takes nothing more. {params}; {resume} goes on from a saved state"

@@ -40,7 +40,7 @@ def assemble(
     plane, clients = adapter.plane, options.num_clients
     max_slots = options.slots_of(rule)
     codec = codec_of(rule, options.slots_as)
-    plane.allocate(
+    memory = plane.allocate(
         PlaneOptions(
             size=adapter.size,
             dtype=options.dtype,
@@ -58,7 +58,7 @@ def assemble(
     buffers = adapter.flat_buffers("[Server] params", params)
     rows = passes = None
     if codec is not None and clients is not None:
-        rows = RowCache(plane.rows(), clients, options.seed)
+        rows = RowCache(memory, clients, options.seed)
     if rule.needs.passes and clients is not None:
         passes = Participation(clients, [], 0)
     state = ServerState(
@@ -76,7 +76,7 @@ def assemble(
     use_layout(admission, adapter, options, plane.grow(max_slots))
     watched = len(rule.states) > 1 and options.clip_norms is None  # a second moment; a velocity is a first one
     watch = NormWatch() if watched and why_unclipped(rule, accumulate=options.accumulate) is None else None
-    return Aggregator(plane, options, admission, on_step, watch)
+    return Aggregator(plane, adapter.size, options, admission, on_step, watch)
 
 
 def use_layout(admission: Admission, adapter: InputAdapter, options: ServerOptions, pools: tuple[Any, ...]) -> None:

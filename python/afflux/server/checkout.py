@@ -1,6 +1,5 @@
 """`Server.checkout`: the tasks of clients, and closing a task without a push."""
 
-from dataclasses import replace
 from typing import Literal, NoReturn
 
 from afflux.aggregation.reports import Opened, Params, Pulled
@@ -125,7 +124,7 @@ def open_task(aggregator: Aggregator, adapter: InputAdapter, client: object, lea
     """Open the task of `Server.checkout`."""
     client_id = plain_id(client, "checkout")
     seconds = optional(positive)("checkout", "lease", lease)
-    inplace = aggregator.plane.inplace
+    inplace = aggregator.inplace
     if flag("checkout", "hold", hold) and inplace:
         raise AffluxError("[checkout] inplace=True overwrites params: no version can be held, give hold=False")
 
@@ -135,7 +134,7 @@ def open_task(aggregator: Aggregator, adapter: InputAdapter, client: object, lea
             raise BlockedError(f"[checkout] client {brief(client_id)} has entered in this pass: wait for the next one")
         now = admission.current
         if inplace:
-            now = replace(now, params=aggregator.plane.copy(now.params, read_only=True))
+            now = versions.read_only_copy(aggregator.plane, now)
         task, deadline = new_task(client_id, now.version, seconds, hold=hold)
         admission.open_task(task, task.task, task.version, hold, deadline, now)
         return task, now if inplace else None  # a step of another thread may need the memory of the version

@@ -20,6 +20,7 @@ from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.constants import Constants, np_dtype
 from afflux.arrays.fields import Field, Places, Write, check_copied, from_words, write_all
 from afflux.arrays.interop import (
+    as_held,
     first_beyond,
     immutable_copy,
     in_numpy,
@@ -199,10 +200,8 @@ class InputAdapter:
         bad, problem, half = facts.first_nonfinite, "a non-finite value", limits.largest / 2
         if bad is None and max(-facts.min, facts.max) > half:  # the other half is for steps, see `Limits.check_step`
             dtype = "float32" if limits.largest < 1e39 else "float64"
-            bad, problem = (
-                self.plane.first_beyond(vector, half),
-                f"a value beyond {half:.3g}, half of the largest {dtype},",
-            )
+            bad = self.plane.first_beyond(vector, half)
+            problem = f"a value beyond {half:.3g}, half of the largest {dtype},"
         if bad is not None:
             hint = "" if self.layout is None else "; Layout.of(params, roles=) declares an array that is no parameter"
             raise AffluxError(f"{subject} has {problem} at index {bad}{self.place(bad)}{hint}")
@@ -243,8 +242,8 @@ class InputAdapter:
             return None, None
         return layout._parameter_matcher.table, layout._borders
 
-    def in_place(self, subject: str, parts: Any, conversion: ops.Conversion | None) -> Slot:
-        """Return the result of `parts` as a slot of a round that is made at once."""
+    def in_place(self, subject: str, parts: Any, conversion: ops.Conversion | None, dtype: str) -> Slot:
+        """Return the result of `parts` as a slot of this dtype, for a round that is made at once."""
         borders = np.array([0, self.size]) if self.layout is None else self.layout._borders
         if not isinstance(parts, list):
             copy = readable_copy(parts)
@@ -253,7 +252,7 @@ class InputAdapter:
                 flat = np.empty(self.size)
                 self.ingest(subject, parts, Vector(flat))
             parts = [flat[begin:end] for begin, end in pairwise(borders.tolist())]
-        return self.plane.in_parts(parts, borders, conversion)
+        return Slot(ops.Parts(as_held(parts), borders, conversion, dtype))
 
     def buffers(
         self,
@@ -365,6 +364,7 @@ class InputAdapter:
 
     def copy_out(self, op: str, now: Pulled, out: "ops.Array | Tree", *, check: bool = False) -> None:
         """Copy a version into the caller's memory; with `check` only raise the error that this would raise."""
+        layout, threads = self.layout, self.num_threads
         try:
             if not is_tree(out):
                 if length("out", out) != self.size:
@@ -372,16 +372,14 @@ class InputAdapter:
                 # A vector in one piece that needs no rounding: 7 us less, on a Zen 3.
                 plain = type(out) is type(now.params) is np.ndarray and out.flags.c_contiguous
                 if plain and not check and out.dtype == now.params.dtype:  # type: ignore[union-attr]
-                    ops.ingest(now.params, out, num_threads=self.num_threads)
+                    ops.ingest(now.params, out, num_threads=threads)
                 else:
                     write = Write(_flat_places(self.size), now.params, [out])
-                    write_all([write], num_threads=self.num_threads, check=check, finite=True)
-            elif self.layout is None:
+                    write_all([write], num_threads=threads, check=check, finite=True)
+            elif layout is None:
                 raise AffluxError("this server was made with a flat vector: pull into one")
             else:
-                constants = self.constants if self.layout.constants else None
-                threads = self.num_threads
-                layout = self.layout
+                constants = self.constants if layout.constants else None
                 layout._load(out, now.params, now.buffers, constants, num_threads=threads, check=check, finite=True)
             self.plane.wait()  # because this version's memory may be reused
         except (AffluxError, UnavailableError) as error:

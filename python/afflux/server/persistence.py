@@ -21,7 +21,7 @@ from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.local_plane import LocalPlane, plane_like
 from afflux.aggregation.options import Options, ServerOptions
-from afflux.aggregation.plane import DataPlane, Slot
+from afflux.aggregation.plane import DataPlane, Slot, stored_plane
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.streaming import MOST_SQUARES, term_of
 from afflux.arrays.constants import Constants
@@ -60,7 +60,7 @@ def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptio
     return {
         "rule": rule.name,
         "kind": rule.kind,
-        "d": aggregator.plane.size,
+        "d": aggregator.size,
         "dtype": options.dtype,
         "slot_dtype": options.slots_as,
         "num_clients": admission.pass_clients if rows is None else rows.num_clients,
@@ -132,11 +132,11 @@ def make_store(
     aggregator: Aggregator, path: Path, adapter: InputAdapter, options: ServerOptions, num_threads: int | None
 ) -> Store:
     """Make a store for a new server, and move the server's state there."""
-    plane, facts = aggregator.plane, facts_of(aggregator, adapter.layout, options)
+    plane, facts = stored_plane(aggregator.plane), facts_of(aggregator, adapter.layout, options)
     durability = options.durability or ("process" if plane.on_one_node else "power")
     with removed_if_it_fails(path):
         stored, constants = replace(options, durability=durability).stored(), adapter.constants.to_bytes()
-        create_store(path, aggregator.rule, facts, stored, constants, plane.cuts(plane.size))
+        create_store(path, aggregator.rule, facts, stored, constants, plane.cuts(aggregator.size))
         store = Store(path, ops.threads(num_threads), plane, new=True)
         try:
             _move_to(store, aggregator)
@@ -334,7 +334,7 @@ def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterab
     Returns:
         The versions of `keep`, by number.
     """
-    kept = retained(keep, aggregator)
+    kept = retained(keep)
     _commit(store, aggregator, notes_as_json(notes), kept)
     aggregator.retained = kept
     return kept
@@ -397,12 +397,8 @@ def forget(store: Store, aggregator: Aggregator) -> None:
         store.close(detach=True)
 
 
-def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled]:
-    """Check the versions of checkpoint(keep=...), and return them by number.
-
-    Raises:
-        AffluxError: one of them is not a version that this server handed out.
-    """
+def retained(keep: Iterable[Pulled]) -> dict[int, Pulled]:
+    """Return the versions of checkpoint(keep=...) by number. The store checks that they are the server's."""
     try:
         versions = list(keep)
     except TypeError:
@@ -414,8 +410,6 @@ def retained(keep: Iterable[Pulled], aggregator: Aggregator) -> dict[int, Pulled
             raise AffluxError(
                 f"[checkpoint] keep[{i}] is of type {type(pulled).__name__}, must be one that pull() gave"
             )
-        if not aggregator.plane.is_version(pulled.params):
-            raise AffluxError(f"[checkpoint] keep: version {pulled.version} is not a version of this server")
     return {pulled.version: pulled for pulled in versions}
 
 

@@ -327,7 +327,7 @@ def held_base(
     if isinstance(task, Task) and task.copied is not None:
         return task.copied
     newest = aggregator.admission.current
-    if newest.version == number and aggregator.plane.inplace:  # a round may overwrite it
+    if newest.version == number and aggregator.inplace:  # a round may overwrite it
         newest = versions.newest(aggregator)
     return newest if newest.version == number else aggregator.admission.base(number)
 

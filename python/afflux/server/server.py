@@ -707,9 +707,9 @@ class Server:
     def rule_vectors(self) -> dict[str, ops.Array]:
         """Copies (d,) of the vectors that the rule keeps, by name. Waits for a step in progress."""
         self._enter_on_time("rule_vectors")
-        admission, copy = self._aggregator.admission, self._aggregator.plane.copy
+        admission, shown = self._aggregator.admission, self._aggregator.plane.shown
         return self._aggregator.when_idle(
-            "rule_vectors", lambda: {name: copy(vector) for name, vector in admission.rule_vectors.items()}
+            "rule_vectors", lambda: {name: shown(vector, copy=True) for name, vector in admission.rule_vectors.items()}
         )
 
     @property
@@ -723,7 +723,7 @@ class Server:
 
         With rounds="flush", the slots are those of the waiting arrivals.
         """
-        state, slot, size = self._aggregator.admission, self._aggregator.slot_bytes, self._aggregator.plane.size
+        state, slot, size = self._aggregator.admission, self._aggregator.slot_bytes, self._aggregator.size
         count = state.filled if self.options.rounds == "flush" else state.rule.buffer_size
         buffered = count * slot
         if self.options.accumulate:

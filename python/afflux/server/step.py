@@ -82,7 +82,7 @@ def make_step(
 def _reads_in_place(aggregator: Aggregator, options: ServerOptions) -> bool:
     """Return whether the sweep of a round may read the vectors of a step where they are."""
     rule, plane, storage = aggregator.rule, aggregator.plane, aggregator.storage
-    if not plane.reads_in_place or plane.inplace or not reads_in_place(rule, options):
+    if not plane.reads_in_place or options.inplace or not reads_in_place(rule, options):
         return False
     # A store has no third slot of a rule vector: between two commits a sweep overwrites the vector itself.
     return storage is None or storage.commit_every == 1 or not rule.rule_vectors
@@ -130,22 +130,22 @@ class StepBatch:
 
     def take_in(self) -> None:
         """Take in all vectors."""
-        plane = self._aggregator.plane
-        lend = self._adapter.in_place if self._in_place else None
+        aggregator = self._aggregator
+        lend = partial(self._adapter.in_place, dtype=aggregator.slot_dtype) if self._in_place else None
         for ticket in self._tickets:
             if lend is not None and self._is_lent(ticket):
                 continue
             try:
                 if lend is None:  # all of them wait for one round: one that waits for a free slot might wait for ever
-                    ticket.slot = plane.reserve_any()
-                ticket.pushed = take_in(self._aggregator, self._adapter, ticket, lend)
+                    ticket.slot = aggregator.any_slot()
+                ticket.pushed = take_in(aggregator, self._adapter, ticket, lend)
             except Exception as error:
                 ticket.pushed = self._fault(error, ticket)
                 if ticket.pushed is None:
                     raise
             finally:
                 if ticket.reading:
-                    self._aggregator.reading.discard(ticket)
+                    aggregator.reading.discard(ticket)
         tickets = self._tickets
         place_of = {id(ticket) if ticket.task is None else ticket.task.task: i for i, ticket in enumerate(tickets)}
         places = [*place_of.values()]  # of several pushes of one task only one joins

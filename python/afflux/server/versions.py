@@ -4,7 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from afflux._engine import uncopied
+from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Pulled
 from afflux.server.aggregator import Aggregator
 from afflux.server.pending_push import Ticket
@@ -13,15 +16,18 @@ from afflux.server.pending_push import Ticket
 def newest(aggregator: Aggregator) -> Pulled:
     """Return the newest version; a copy only if params are overwritten in place."""
     admission, plane = aggregator.admission, aggregator.plane
-    if plane.inplace:
-
-        def copy() -> Pulled:
-            now = admission.current
-            return replace(now, params=plane.copy(now.params, read_only=True))
-
-        return aggregator.when_idle("pull", copy)
+    if aggregator.inplace:
+        return aggregator.when_idle("pull", lambda: read_only_copy(plane, admission.current))
     _check_pull(aggregator)
     return shared(aggregator, admission.current)
+
+
+def read_only_copy(plane: DataPlane, version: Pulled) -> Pulled:
+    """Return a copy of a version that rounds overwrite, read-only if its library supports that."""
+    params = plane.shown(version.params, copy=True)
+    if isinstance(params, np.ndarray):
+        params.flags.writeable = False
+    return replace(version, params=params)
 
 
 def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
@@ -54,7 +60,7 @@ class VersionReading:
 
 def copied(aggregator: Aggregator, copy: Callable[[Pulled], None]) -> int:
     """Copy the newest version with `copy`. Return its number."""
-    if aggregator.plane.inplace:
+    if aggregator.inplace:
         return aggregator.when_idle("pull", partial(_copied_newest, aggregator, copy))
     _check_pull(aggregator)
     aggregator.check_storage()

@@ -39,7 +39,7 @@ def create_store(
     """Make a store in a new folder, for a server with these facts.
 
     `stored` is a result of `ServerOptions.stored`. `constants` are the bytes of the model's constants and local arrays,
-    which are written once. `cuts` are those of `DataPlane.cuts`.
+    which are written once. `cuts` are those of `StoredPlane.cuts`.
 
     Raises:
         StoreError: the folder is not empty, or cannot be written.

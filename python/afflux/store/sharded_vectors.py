@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from afflux.aggregation.local_plane import LocalPlane
-from afflux.aggregation.plane import DataPlane, NamedVectors, Slot, Vector
+from afflux.aggregation.plane import DataPlane, NamedVectors, Slot, Vector, stored_plane
 from afflux.aggregation.sharded_plane import ShardedPlane, Shards
 from afflux.arrays.devices import HOST
 from afflux.ops.codecs import Codec
-from afflux.ops.errors import StoreError, UnavailableError
+from afflux.ops.errors import StoreError
 from afflux.store.disk_cache import ShardedDiskRows
 from afflux.store.index import CommittedState
 from afflux.store.segments import Place, Row
@@ -77,8 +77,7 @@ class ShardedVectors:
         return self._plane.counted(self._plane.objects("committed_version", of=self._vectors))
 
     def owns(self, params: Vector) -> bool:
-        """Return True: callers have copies, which `DataPlane.is_version` knows."""
-        return True
+        return isinstance(params, Shards) or self._plane.owns(params)
 
     def in_slot(self, params: Any) -> Shards:
         """Return the version whose params these are; write it to a slot again if only a caller's copy is left."""
@@ -174,14 +173,13 @@ def open_vectors(
         UnavailableError: a store cannot hold the vectors of such a plane.
         StoreError: the plane has other shards, or a vector is missing or damaged.
     """
-    if not isinstance(plane, LocalPlane | ShardedPlane):
-        raise UnavailableError("[Server] a store cannot hold the vectors of this plane")
     size, cuts = facts["server"]["d"], tuple(facts["server"].get("cuts", ()))
-    if plane.cuts(size) != cuts:
+    if stored_plane(plane).cuts(size) != cuts:
         equal = ShardedPlane(len(cuts) + 1).cuts(size) == cuts
         like = f"ShardedPlane({len(cuts) + 1})" if equal else f"ShardedPlane(cuts={[*cuts]})"
         division = f"{len(cuts) + 1} shards: open it with plane={like}" if cuts else "one piece: open it without plane"
         raise StoreError(f"[open] {path} has its vectors in {division}")
     if isinstance(plane, LocalPlane):
         return StoredVectors(path, facts, committed, plane.device, num_threads)
+    assert isinstance(plane, ShardedPlane)
     return ShardedVectors(path, facts, committed, plane, num_threads)

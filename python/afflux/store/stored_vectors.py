@@ -7,6 +7,7 @@ the one transaction of `Store`, `set_committed` frees the slots that the transac
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import proxy
 
 import numpy as np
 
@@ -80,6 +81,7 @@ class StoredVectors:
         waiting = {stored.join: stored.place for stored in arrivals if stored.place is not None}
         self._arrivals = ArrivalSlots(arrays["arrivals"], waiting, num_threads)
         self._committed_params: list[Row] = []  # of the last commit; no draft overwrites them while in use
+        self._plane: LocalPlane
         self._versions: Versions  # those of the server; of one on a GPU copies of some of them
         self._host_versions: Versions | None = None  # of a server on a GPU: these copies, in slots of params
         self._spare_draft: Draft | None = None  # the next one of these copies
@@ -112,6 +114,7 @@ class StoredVectors:
     def use(self, plane: DataPlane) -> None:
         """Let a plane keep its versions, and the new values of its rule vectors, in these slots."""
         assert isinstance(plane, LocalPlane)  # see `open_vectors`
+        self._plane = proxy(plane)  # which has methods of this object
         self._versions = plane.keep_in(self._params.allocate, self._outputs)
         self._host_versions = None if plane.gpu is None else self._versions
 
@@ -141,8 +144,10 @@ class StoredVectors:
         return {name: self._named.output(f"rule_vector.{name}", vector) for name, vector in rule_vectors.items()}
 
     def owns(self, params: Vector) -> bool:
-        """Return whether these params are a version of the server; of one on a GPU True."""
-        return self._host_versions is not None or self._params.owns(params)
+        """Return whether these params, which a caller may have made, are a version of the server."""
+        if self._host_versions is not None:
+            return self._plane.owns(params)
+        return isinstance(params, np.ndarray) and self._params.owns(params)
 
     def in_slot(self, params: Vector) -> Any:
         """Return the params themselves if they are in a slot; of params on a GPU, return a copy in a slot."""
