@@ -1,6 +1,5 @@
 """The file of a store with the constants and local arrays of the model, which is written once."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from afflux.arrays.constants import Constants
 from afflux.arrays.layout import Layout
 from afflux.ops import crc32c
 from afflux.ops.errors import StoreError
-from afflux.store.files import new_file, read_bytes
+from afflux.store.files import read_bytes, write_new
 
 #: The file, in the folder of a store whose model has such arrays: their bytes, then their CRC-32C.
 CONSTANTS = "constants.bin"
@@ -18,10 +17,7 @@ CONSTANTS = "constants.bin"
 
 def write_constants(path: Path, constants: npt.NDArray[np.uint8]) -> None:
     """Write the result of `Constants.to_bytes` into the folder of a new store."""
-    with open(new_file(path / CONSTANTS), "wb") as file:
-        file.write(constants.tobytes() + crc32c(constants, constants.size))
-        file.flush()
-        os.fsync(file.fileno())
+    write_new(path / CONSTANTS, constants.tobytes() + crc32c(constants, constants.size))
 
 
 def constants_of(path: Path, layout: Layout | None) -> Constants:

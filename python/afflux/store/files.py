@@ -109,6 +109,14 @@ def new_file(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
 
 
+def write_new(path: Path, content: bytes) -> None:
+    """Write a new file, and wait until its bytes are on the disk itself."""
+    with open(new_file(path), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def irregular(folder: Path) -> list[str]:
     """Describe the entries of a store's folder that are neither folders nor regular files with one name.
 

@@ -20,7 +20,7 @@ from afflux._engine import ORDER_VERSION
 from afflux.aggregation.checkpoint import STORED
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, StoreError
-from afflux.store.files import LOSS, UnreadableError, new_file, read_bytes, reason
+from afflux.store.files import LOSS, UnreadableError, read_bytes, reason, write_new
 from afflux.store.lock import LOCK
 
 #: The remedy in errors for damage to anything except rows, their sum, waiting arrivals and Zarr's metadata.
@@ -250,10 +250,7 @@ def write_slots(folder: Path, slots: int) -> None:
 
 def _replace(path: Path, metadata: Mapping[str, Any]) -> None:
     new = path.with_name(f"{path.name}.new")
-    with open(new_file(new), "w") as file:
-        json.dump(metadata, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
+    write_new(new, json.dumps(metadata, indent=2).encode())
     new.replace(path)
 
 

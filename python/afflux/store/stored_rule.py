@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from afflux.aggregation.options import codec_of
+from afflux.aggregation.options import lasting_facts
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.ops.validation import brief
 from afflux.rules.rule import Rule
@@ -51,13 +51,8 @@ def resolved_rule(path: Path, rule: Rule | None, config: Mapping[str, Any], fact
             f"[open] {path} holds a server whose rule must be given: {error}. A part that is registered is "
             "known after the import of the module that registers it"
         ) from None
-    codec = codec_of(opened_rule, facts["slot_dtype"])
-    expected = {
-        "rule": opened_rule.name,
-        "kind": opened_rule.kind,
-        "rule_vectors": list(opened_rule.rule_vectors),
-        "codec": None if codec is None else codec.name,
-    }
+    lasting = lasting_facts(opened_rule, facts["slot_dtype"])
+    expected = {"rule": lasting["name"]} | {name: lasting[name] for name in ("kind", "rule_vectors", "codec")}
     for name, value in expected.items():
         if facts[name] != value:
             raise StoreError(f"[open] {path} holds a server whose {name} is {facts[name]!r}, not {value!r}")
