@@ -43,17 +43,12 @@ class Plan:
     memory: dict[str, Usage]  #: between two rounds: `Server.state_bytes`; of a server on a GPU, memory of the GPU
     working: dict[str, Usage]  #: in addition during a round, and while several threads push
     disk: dict[str, Usage]  #: allocated in a store
-    host: dict[str, Usage] = field(default_factory=dict)  #: pinned memory of a server on a GPU
+    host: dict[str, Usage] = field(default_factory=dict)  #: pinned memory of a server on a GPU, if one thread pushes
 
     @property
     def memory_bytes(self) -> int:
         """The largest number of bytes in memory at once."""
         return sum(part.size for part in (*self.memory.values(), *self.working.values()))
-
-    @property
-    def host_bytes(self) -> int:
-        """The largest number of pinned bytes on the host at once, if one thread pushes."""
-        return sum(part.size for part in self.host.values())
 
     @property
     def disk_bytes(self) -> int:
@@ -151,9 +146,8 @@ def _disk(rule: Rule, d: int, settings: ServerOptions, clients: int, versions: i
     facts = {"num_clients": clients, "dtype": settings.dtype, "slot_dtype": settings.slots_as}
     shapes = shapes_of(rule.rule_vectors, rule.buffer_size, codec, d, **facts, accumulate=settings.accumulate)
     spare = clients if commit_every is None else min(clients, rule.buffer_size * commit_every)
-    slots = {"params": versions, "rows": clients + spare, "arrivals": 2 * (rule.buffer_size - 1)}
-    if "total" in shapes:
-        slots["arrivals"] = 0
+    arrivals = 0 if settings.accumulate else 2 * (rule.buffer_size - 1)
+    slots = {"params": versions, "rows": clients + spare, "arrivals": arrivals}
     contents = {
         "params": f"{versions} versions, and one for each older one that {holder}",
         "rows": f"N = {clients:,} clients, and {spare:,} spare{_loss(codec, d)}",
