@@ -399,10 +399,10 @@ def test_no_room_for_the_next_version_is_told_before_the_round_is_decided(moved,
     def full():
         raise StoreError("[store] no space")
 
-    store_of(there).vectors._host_versions._memory, held = full, store_of(there).vectors._host_versions.take()
+    store_of(there).vectors._versions._memory, held = full, store_of(there).vectors._versions.take()
     check_error("no space", in_turn, there, 1, error=StoreError)
     assert (there.joins, arrays(there)) == (2 * M - 1, before)
-    store_of(there).vectors._host_versions._memory = more
+    store_of(there).vectors._versions._memory = more
     in_turn(there, 1)
     assert (there.version, held.array.size) == (2, D)
 

@@ -82,8 +82,7 @@ class StoredVectors:
         self._arrivals = ArrivalSlots(arrays["arrivals"], waiting, num_threads)
         self._committed_params: list[Row] = []  # of the last commit; no draft overwrites them while in use
         self._plane: LocalPlane
-        self._versions: Versions  # those of the server; of one on a GPU copies of some of them
-        self._host_versions: Versions | None = None  # of a server on a GPU: these copies, in slots of params
+        self._versions: Versions  # those of the server; of one on a GPU copies of some of them, in slots of params
         self._spare_draft: Draft | None = None  # the next one of these copies
         self._rows: DiskRows | None = None
 
@@ -116,7 +115,6 @@ class StoredVectors:
         assert isinstance(plane, LocalPlane)  # see `open_vectors`
         self._plane = proxy(plane)  # which has methods of this object
         self._versions = plane.keep_in(self._params.allocate, self._outputs)
-        self._host_versions = None if plane.gpu is None else self._versions
 
     def committed_version(self) -> Vector:
         """Return the next version of the last commit: the newest first, then the older ones."""
@@ -138,22 +136,22 @@ class StoredVectors:
 
         For a server on a GPU, return the rule vectors themselves, which the sweep updates in place.
         """
-        if self._host_versions is not None:
-            self._spare_draft = self._spare_draft or self._host_versions.take()  # fails before the round is decided
+        if self.device is not HOST:
+            self._spare_draft = self._spare_draft or self._versions.take()  # fails before the round is decided
             return rule_vectors
         return {name: self._named.output(f"rule_vector.{name}", vector) for name, vector in rule_vectors.items()}
 
     def owns(self, params: Vector) -> bool:
         """Return whether these params, which a caller may have made, are a version of the server."""
-        if self._host_versions is not None:
+        if self.device is not HOST:
             return self._plane.owns(params)
         return isinstance(params, np.ndarray) and self._params.owns(params)
 
     def in_slot(self, params: Vector) -> Any:
         """Return the params themselves if they are in a slot; of params on a GPU, return a copy in a slot."""
-        if self._host_versions is None or not on_gpu(params):
+        if self.device is HOST or not on_gpu(params):
             return params
-        draft, self._spare_draft = self._spare_draft or self._host_versions.take(), None
+        draft, self._spare_draft = self._spare_draft or self._versions.take(), None
         bring(params, draft.array)
         return draft.publish()
 
