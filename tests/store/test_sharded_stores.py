@@ -145,7 +145,8 @@ def test_versions_that_a_checkpoint_keeps(tmp_path):
     for _ in range(2):  # the second one finds them in their slots
         server.checkpoint(keep=[first, second])
         assert server.versions_held == 3
-    check_error("keep: version 0 is not", server.checkpoint, keep=[type(first)(first.params.copy(), 0, None)])
+    for foreign in (params.copy(), None):
+        check_error("keep: version 0 is not", server.checkpoint, keep=[type(first)(foreign, 0, None)])
     push(server), push(server)
     server.close()
     server = Server.open(tmp_path / "store", plane=ShardedPlane(2))
