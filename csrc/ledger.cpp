@@ -98,14 +98,15 @@ class Ledger::Entries {
   std::size_t count_ = 0;
 };
 
-Ledger::Decided::Decided(py::handle decided)
-    : round(held(decided)),
-      scalars(attribute("scalars", decided)),
-      norms(attribute("norms", decided)),
-      report(attribute("report", decided)),
-      stepped(is_set(attribute("stepped", report))) {
-  const py::object moves = attribute("moves", decided);
-  if (!is_none(moves)) coming = size_of(attribute("numbers", moves));
+Ledger::Decided::Decided(py::handle decided) : round(held(decided)) {
+  static const Name names[] = {Name("scalars"), Name("norms"), Name("report"),
+                               Name("stepped"), Name("moves"), Name("numbers")};
+  scalars = names[0].of(decided);
+  norms = names[1].of(decided);
+  report = names[2].of(decided);
+  stepped = is_set(names[3].of(report));
+  const py::object moves = names[4].of(decided);
+  if (!is_none(moves)) coming = size_of(names[5].of(moves));
 }
 
 Ledger::Ledger(const py::tuple& classes, const std::string& duplicates, std::optional<std::int64_t> max_staleness,
@@ -422,17 +423,11 @@ py::object Ledger::admit(py::handle pushed, control::Push& push, const control::
   // The caller releases it, without the mutex.
   if (replaces) entries.append(decided, now_.waiting.at(static_cast<std::size_t>(decision.freed)));
   note(entries, entry, event);
-  const double time = now();
-  if (draft_) {
-    control_->admit(*draft_, push, time);
-  } else if (round == nullptr) {
-    control_->admit(push, time);
-  } else {
-    control::Draft draft = control_->draft(true);
-    control_->admit(draft, push, time);
-    control_->decide_round(draft, {round->stepped});
-    control_->adopt(std::move(draft));
-  }
+  if (draft_)
+    control_->admit(*draft_, push, decision, now());
+  else
+    control_->admit(push, decision, now());
+  if (round != nullptr) control_->decide_round({round->stepped});
   entries.keep();
   drop_closed(push.task, dropped);
   if (replaces)
@@ -451,7 +446,8 @@ py::object Ledger::record(py::handle pushed, py::handle staged_row, py::handle t
   if (!is_none(round)) completed.emplace(round);
   control::Push push = push_of(item(pushed, kClient), count_of(item(pushed, kVersion)), task);
   const control::Decision decision = decided_by(push);
-  if (!control::is_decision(decision.status)) throw py::type_error("[Ledger] a push that makes no arrival");
+  if (!control::is_decision(decision.status) || decision.completes != completed.has_value())
+    throw py::type_error("[Ledger] a push that makes no arrival, or whose round is not given");
   Dropped dropped;
   return admit(pushed, push, decision, staged_row, task, completed ? &*completed : nullptr, decided, dropped);
 }

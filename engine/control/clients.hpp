@@ -62,14 +62,13 @@ class Clients {
 
   // Returns the client with this id, which gets a number if it has none.
   Client of(const Id& id) {
-    if (Client known = find(id)) return known;
     // Room for all numbers, so that none is lost when it becomes free.
     const bool is_new = free_.empty();
     if (is_new && free_.capacity() <= size()) free_.reserve(2 * size() + 8);
     const std::int64_t number = is_new ? static_cast<std::int64_t>(size()) : free_.back();
-    Client client(*by_id_.emplace(id, Record{this, number}).first);
-    if (!is_new) free_.pop_back();
-    return client;
+    const auto [place, is_added] = by_id_.try_emplace(id, Record{this, number});
+    if (is_added && !is_new) free_.pop_back();
+    return Client(*place);
   }
   // Returns the client if it has a number.
   Client find(const Id& id) {

@@ -89,16 +89,25 @@ Decision Control::decide(const State& state, const Draft* draft, const Push& pus
   return decision;
 }
 
-Decision Control::admit(const Push& push, double now) { return admit(state_, nullptr, push, now); }
-
-Decision Control::admit(Draft& draft, const Push& push, double now) {
-  require(draft.changes == changes_, "[control] the state has changed since the draft");
-  return admit(draft, &draft, push, now);
+Decision Control::admit(const Push& push, double now) {
+  const Decision decision = decide(push);
+  admit(push, decision, now);
+  return decision;
 }
 
-Decision Control::admit(State& state, Draft* draft, const Push& push, double now) {
+Decision Control::admit(Draft& draft, const Push& push, double now) {
+  const Decision decision = decide(draft, push);
+  admit(draft, push, decision, now);
+  return decision;
+}
+
+void Control::admit(Draft& draft, const Push& push, const Decision& decision, double now) {
+  require(draft.changes == changes_, "[control] the state has changed since the draft");
+  admit(draft, &draft, push, decision, now);
+}
+
+void Control::admit(State& state, Draft* draft, const Push& push, const Decision& decision, double now) {
   require(push.examples >= 0, "[control] a number of examples must be at least 0");
-  const Decision decision = decide(state, draft, push);
   const Status status = decision.status;
   const bool by_flush = draft == nullptr ? settings_.by_flush : draft->by_flush;
   require(by_flush || state.buffer.empty() || state.buffer.filled() < state.round_size(),
@@ -147,7 +156,6 @@ Decision Control::admit(State& state, Draft* draft, const Push& push, double now
   if (is_decision(status)) ++state.number;
   if (closes) close(draft, *push.task);
   if (draft == nullptr && status != Status::refused) ++changes_;
-  return decision;
 }
 
 void Control::count(Status status, std::optional<TaskNumber> task) { count(state_, nullptr, status, task); }

@@ -134,6 +134,8 @@ class Control {
 
   // Pushes. `now` is the caller's monotonic clock. A task is open until `close_overdue`, also if its lease has ended.
   Decision admit(const Push& push, double now);
+  // Makes the decision that `decide` has returned about this push; nothing has changed since.
+  void admit(const Push& push, const Decision& decision, double now) { admit(state_, nullptr, push, decision, now); }
   // Returns the decision that `admit` would make; nothing changes.
   Decision decide(const Push& push) const { return decide(state_, nullptr, push); }
   Decision decide(const Draft& draft, const Push& push) const { return decide(draft, &draft, push); }
@@ -141,8 +143,8 @@ class Control {
   // the push is refused.
   void count(Status status, std::optional<TaskNumber> task = {});
 
-  // Rounds. All return the arrivals that leave the buffer, in canonical order: their slots are the caller's.
-  std::vector<Arrival> decide_round(Round round);  // of a buffer that a push has completed
+  // Rounds. All return the arrivals that leave the buffer, oldest first: their slots are the caller's.
+  std::vector<Arrival> decide_round(Round round);  // of a buffer that a push has completed, after which it cannot fail
   // Of any buffer with arrivals. `joins` is that of the log's entry.
   std::vector<Arrival> flush(Round round, std::int64_t joins = 0);
   std::vector<Arrival> discard();
@@ -154,6 +156,7 @@ class Control {
   // Drafts. No push of a draft completes a round, unless it `completes`.
   Draft draft(bool completes = false) const;
   Decision admit(Draft& draft, const Push& push, double now);
+  void admit(Draft& draft, const Push& push, const Decision& decision, double now);
   void count(Draft& draft, Status status, std::optional<TaskNumber> task = {});
   std::vector<Arrival> decide_round(Draft& draft, Round round);
   std::vector<Arrival> flush(Draft& draft, Round round, std::int64_t joins = 0);
@@ -189,7 +192,7 @@ class Control {
  private:
   Decision decide(const State& state, const Draft* draft, const Push& push) const;
   Refusal refusal_of(const State& state, const Client& client) const;
-  Decision admit(State& state, Draft* draft, const Push& push, double now);
+  void admit(State& state, Draft* draft, const Push& push, const Decision& decision, double now);
   std::vector<Arrival> cut(State& state, Draft* draft, std::optional<Round> round, const std::optional<Cut>& entry);
   void count(State& state, Draft* draft, Status status, std::optional<TaskNumber> task);
   void close(Draft* draft, TaskNumber task) noexcept;

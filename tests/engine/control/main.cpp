@@ -187,7 +187,7 @@ class Host {
 
   void made(std::vector<Arrival> arrivals) noexcept {
     for (std::size_t i = 0; i + 1 < arrivals.size(); ++i)
-      require(precedes(arrivals[i], arrivals[i + 1]), "the canonical order");
+      require(arrivals[i].slot != arrivals[i + 1].slot, "a slot of its own");
     for (const Arrival& arrival : arrivals) slots_.release(arrival.slot);
   }
 
