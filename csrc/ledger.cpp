@@ -266,14 +266,31 @@ py::object Ledger::snapshot(const Kept& state) const {
   py::object passes = py::none();
   if (in_passes())
     passes = tuple_of<3>(classes_.passes, {pass_clients(), clients_of_pass(state.entered), integer(state.entered)});
-  using namespace py::literals;
-  return classes_.state("current"_a = objects.current, "rule"_a = objects.rule, "rows"_a = objects.rows.cache,
-                        "waiting"_a = list_of(objects.waiting), "round"_a = objects.round, "number"_a = state.number,
-                        "counts"_a = counts_of(state.counts), "log"_a = objects.log, "logged"_a = state.logged,
-                        "task_events"_a = objects.task_events, "events"_a = state.events,
-                        "rule_vectors"_a = objects.rule_vectors, "handed"_a = objects.handed,
-                        "scalars"_a = objects.scalars, "passes"_a = passes, "next_rule"_a = objects.next_rule,
-                        "norms"_a = objects.norms);
+  const std::pair<const char*, py::object> fields[] = {{"current", objects.current},
+                                                       {"rule", objects.rule},
+                                                       {"rows", objects.rows.cache},
+                                                       {"waiting", list_of(objects.waiting)},
+                                                       {"round", objects.round},
+                                                       {"number", integer(state.number)},
+                                                       {"counts", counts_of(state.counts)},
+                                                       {"log", objects.log},
+                                                       {"logged", integer(state.logged)},
+                                                       {"task_events", objects.task_events},
+                                                       {"events", integer(state.events)},
+                                                       {"rule_vectors", objects.rule_vectors},
+                                                       {"handed", objects.handed},
+                                                       {"scalars", objects.scalars},
+                                                       {"passes", passes},
+                                                       {"next_rule", objects.next_rule},
+                                                       {"norms", objects.norms}};
+  static PyObject* const names = [&] {  // never freed
+    py::tuple all(std::size(fields));
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = held(Name(fields[i].first).text());
+    return all.release().ptr();
+  }();
+  std::array<PyObject*, std::size(fields)> values;
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = fields[i].second.ptr();
+  return owned(PyObject_Vectorcall(classes_.state.ptr(), values.data(), 0, names));
 }
 
 py::object Ledger::snapshot() const { return snapshot(kept()); }
