@@ -18,7 +18,7 @@ from afflux.cli.simulator import app
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Simulation, Task, partitioned, read_results, sgd, tune
 from afflux.sim.papers.grid import draw_grid, parse_grid, points
-from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task import tuned_on_validation
 from afflux.sim.workload.task_registry import image_task

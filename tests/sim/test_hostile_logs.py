@@ -15,7 +15,8 @@ from afflux.ops.errors import ConfigError
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import read_audit_log
 from afflux.sim.runs import simulation
-from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.run_checkpoint import refuse_other_setup
+from afflux.sim.setup import SimulationSetup
 from afflux.store.index_types import Name
 from commands import invoke
 from conftest import check_raises, check_refused
@@ -58,7 +59,7 @@ def read(log):
     """All that a run reads of a log with which it goes on."""
     header = read_audit_log(log).header
     header.rule_spec(log)
-    SimulationSetup(header.sim_config(log), header.seed).refuse_other_inputs(log, header)
+    refuse_other_setup(SimulationSetup(header.sim_config(log), header.seed), log, header)
 
 
 def refused(log, message=""):
@@ -151,15 +152,16 @@ def test_random_changes_of_a_log(piece, kept, tmp_path):
 def interrupted(tmp_path_factory):
     """The store of a run of clients that keep control variates, stopped after eight arrivals, and its folder."""
 
-    def some(events, servers, progress):
-        for _, event in zip(range(20), events, strict=False):
-            for server in servers:
-                (server.handle_update if hasattr(event, "trained") else server.handle_dispatch)(event)
-        raise KeyboardInterrupt
+    def some(loop, servers, progress, after_each):
+        for number, event in enumerate(loop):
+            servers[0].add_event(event)
+            if number == 19:
+                raise KeyboardInterrupt
+            after_each()
 
     folder = tmp_path_factory.mktemp("interrupted")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(simulation, "feed_servers", some)
+        patched.setattr(simulation, "record_events", some)
         arguments = ["--checkpoint-every", "0", "--client-optimizer", "scaffold", "--store", folder / "store"]
         result = invoke("run", "--rule", "fedbuff:buffer_size=4", "--out", folder / "run", *arguments, *SMALL)
     assert result.exit_code == 130, result.output

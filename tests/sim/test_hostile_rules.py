@@ -79,7 +79,7 @@ def interrupted(rule_file, tmp_path, monkeypatch):
 
     store = tmp_path / "store"
     with monkeypatch.context() as patched:
-        patched.setattr(simulation, "feed_servers", ended)
+        patched.setattr(simulation, "record_events", ended)
         folders = ["--store", store, "--out", tmp_path / "run"]
         result = invoke("run", "--rule", f"{rule_file}:mine", "--buffer-size", "4", *folders, *SMALL)
     assert result.exit_code == 130, result.output

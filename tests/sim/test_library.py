@@ -38,7 +38,7 @@ from afflux.sim.models import build_model
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.run_result import SeedStatistics, Summary
 from afflux.sim.runs.run_checkpoint import InterruptedRun
-from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload import task_registry
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream

@@ -18,7 +18,7 @@ from afflux.sim.papers import lora_task
 from afflux.sim.papers.presets.registry import all_presets
 from afflux.sim.results import run_folder
 from afflux.sim.runs.run_checkpoint import InterruptedRun
-from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task_registry import build_task
 from conftest import check_error, check_raises, check_refused
@@ -144,7 +144,7 @@ def test_adapters_alone_are_trained_and_pushed(data_dir):
     names = [field.name for field in setup.model.layout.fields]
     assert len(names) == 4
     assert all("lora_" in name for name in names)
-    assert setup.model.layout.size == ADAPTERS == setup.new_server(SPEC.build()).pull().params.size
+    assert setup.model.layout.size == ADAPTERS == setup.new_server(SPEC).pull().params.size
     module = setup.model.module
     frozen = {name: tensor.clone() for name, tensor in module.named_parameters() if not tensor.requires_grad}
     client = setup.population.clients[0]

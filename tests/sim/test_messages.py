@@ -18,9 +18,8 @@ from afflux.sim.clients.compiled_training import require_compiler
 from afflux.sim.models import build_model
 from afflux.sim.papers import all_tables, codec_errors, lora_task, reproduction
 from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.runs.event_loop import SimulatedServer
 from afflux.sim.runs.run_checkpoint import InterruptedRun, StoredRun
-from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import HalfNormalDelays
 from conftest import check_refused
@@ -111,9 +110,7 @@ CASES = {
         "cannot read .*: Is a directory",
     ),
     "fewer arrivals than a round": (
-        lambda folder: SimulatedServer(
-            parse_rule("fedbuff:buffer_size=40"), SimpleNamespace(config=SMALL, check_rule=lambda rule: None)
-        ),
+        lambda folder: SimulationSetup(SMALL, 0).new_server(parse_rule("fedbuff:buffer_size=40")),
         "arrivals is 36, but fedbuff:buffer_size=40 steps after 40",
     ),
 }

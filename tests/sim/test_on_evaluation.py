@@ -8,6 +8,7 @@ import pytest
 import own_tasks
 from afflux.rules.specs import parse_rule
 from afflux.sim import Simulation, partitioned, resume
+from afflux.sim.clients.training import SerialTraining
 from afflux.sim.results.audit_log import read_audit_log
 from afflux.sim.results.run_history import TrackedRun
 from afflux.sim.runs.simulation import simulate
@@ -38,25 +39,19 @@ class LateFigures(Future):
         return False
 
 
-class LateWorkers:
-    """A pool that trains nothing, and evaluates late."""
+class LateWorkers(SerialTraining):
+    """A pool without processes, which evaluates late."""
+
+    def __init__(self):
+        pass
 
     def for_run(self, setup, task):
-        self.setup = setup
+        super().__init__(setup.trainer, setup.seed)
         return self
-
-    def submit(self, sequence, finish, sent):
-        pass
-
-    def take(self, sequence):
-        pass
-
-    def release(self, sequence):
-        pass
 
     def evaluate(self, model):
         figures = LateFigures()
-        figures.set_result(self.setup.trainer.evaluate(model.params, None))
+        figures.set_result(self._trainer.evaluate(model.params, None))
         return figures
 
 

@@ -15,13 +15,12 @@ from torch.utils.data import Subset, TensorDataset
 import own_tasks
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
-from afflux.sim import Simulation, Task, classification, partitioned, tune
+from afflux.sim import Simulation, Task, classification, partitioned, setup, tune
 from afflux.sim import data as data_sets
 from afflux.sim.data import image_set
 from afflux.sim.results.audit_log import AuditOutput, read_audit_log
 from afflux.sim.results.finished_runs import FILE
-from afflux.sim.runs import setup
-from afflux.sim.runs.run_checkpoint import InterruptedRun
+from afflux.sim.runs.run_checkpoint import InterruptedRun, refuse_other_setup
 from afflux.sim.workload import inputs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.inputs import content_digest
@@ -179,19 +178,19 @@ def test_older_logs_and_other_versions_are_one_line_of_notice(tmp_path, monkeypa
     assert set(log.header.inputs) == {"data", "clients", "model"}
     assert log.header.versions == {name: inputs.package_versions()[name] for name in ("numpy", "torch")}
     begun = setup.SimulationSetup(SMALL, 3, digests=True)
-    begun.refuse_other_inputs(path, log.header)
+    refuse_other_setup(begun, path, log.header)
     assert caplog.messages == []
     older = replace(log, header=msgspec.structs.replace(log.header, inputs=msgspec.UNSET, versions=msgspec.UNSET))
-    begun.refuse_other_inputs(path, older.header)
+    refuse_other_setup(begun, path, older.header)
     assert caplog.messages == [f"{path} holds no digests of its inputs: a change of the data is not noticed"]
     caplog.clear()
     now = inputs.package_versions() | {"torch": "99.1"}
     monkeypatch.setattr(inputs, "package_versions", lambda: now)
-    begun.refuse_other_inputs(path, log.header)
+    refuse_other_setup(begun, path, log.header)
     (notice,) = caplog.messages
     assert notice.startswith(f"{path}: the run began with torch {log.header.versions['torch']}: ")
     other = replace(log, header=msgspec.structs.replace(log.header, num_clients=7))
-    check_refused(r"other inputs: number of clients; .*with torch ", begun.refuse_other_inputs, path, other.header)
+    check_refused(r"other inputs: number of clients; .*with torch ", refuse_other_setup, begun, path, other.header)
 
 
 def simulation(shift=0.0, model=own_tasks.linear):

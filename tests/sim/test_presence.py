@@ -16,12 +16,13 @@ from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError
 from afflux.sim.clients import schedule
 from afflux.sim.clients.schedule import Arrival, Dispatch, Draws, Dropout, schedule_events
+from afflux.sim.clients.training import SerialTraining
 from afflux.sim.results.audit_log import AuditOutput, read_audit_log
 from afflux.sim.results.finished_runs import Job
 from afflux.sim.results.run_folder import describe_setting
-from afflux.sim.runs.event_loop import SimulatedServer, TrainingStream, feed_servers
+from afflux.sim.runs.recorder import RecordedServer
 from afflux.sim.runs.run_checkpoint import InterruptedRun, interrupted_run
-from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.availability import Diurnal, Dropouts, ReadyTimes
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
@@ -178,22 +179,24 @@ def test_nobody_can_arrive_any_more(monkeypatch):
 
 
 def test_a_dropout_frees_its_version_at_once():
+    versions, held = {}, []
+
+    class Watched(SerialTraining):
+        def submit(self, sequence, finish, sent):
+            versions[sequence] = sent.model.version
+
+        def release(self, sequence):
+            del versions[sequence]
+
     config = replace(SMALL, dropout="rates:upload=0.5", timeout=3.0, delays="exponential")
     setup = SimulationSetup(config, 0)
-    leader = SimulatedServer(RULE, setup)
-    held = []
-
-    def watched(events):
-        for event in events:
-            yield event
-            if isinstance(event, Dropout):
-                versions = {leader.pulled[sequence].version for sequence in leader.pulled}
-                held.append(event.sequence in leader.pulled or not {*leader.server.retained_versions} <= versions)
-
-    feed_servers(watched(TrainingStream(setup, leader).events()), [leader], None)
+    server = setup.new_server(RULE)
+    for event in setup.loop(RULE, [server], Watched(setup.trainer, 0)):
+        if isinstance(event, Dropout):
+            held.append(event.sequence in versions or not {*server.retained_versions} <= {*versions.values()})
     assert len(held) > 10
     assert not any(held)
-    assert leader.result().decisions["lost"] == len(held)
+    assert run(RULE, 0, config).decisions["lost"] == len(held)
 
 
 def test_steps_of_concurrency():
@@ -342,16 +345,16 @@ def test_a_run_that_is_killed_before_its_first_arrival_keeps_its_dropouts(tmp_pa
     for output in outputs:
         output.folder.mkdir(parents=True)
     whole = run(RULE, 1, config, output=outputs[0])
-    handle, events = SimulatedServer.handle_dispatch, []
+    add_event, events = RecordedServer.add_event, []
 
-    def killed(server, event):
-        handle(server, event)
+    def killed(server, event, place):
+        add_event(server, event, place)
         events.append(event)
         if len(events) == 4:
             raise Stopped
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(SimulatedServer, "handle_dispatch", killed)
+        patch.setattr(RecordedServer, "add_event", killed)
         run_in_store(tmp_path / "store", RULE, 1, config, outputs[1], None, 0.0)
     assert any(isinstance(event, Dropout) for event in events[:-1])
     result = resume(InterruptedRun(tmp_path / "store"))

@@ -47,7 +47,7 @@ from afflux.sim.papers.staleness_pages import CA2FL_TABLE_4, FADAS_CLAIMS, PAGES
 from afflux.sim.results.finished_runs import key_of, line_key
 from afflux.sim.results.run_result import Evaluation, params_sha256
 from afflux.sim.runs import compare as compare_module
-from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import delay_law
 from afflux.sim.workload.task_registry import build_task
@@ -452,8 +452,7 @@ def served(path):
     header, *lines, end = map(json.loads, path.read_text().splitlines())
     updates = np.load(path.with_name(header["updates"]))
     setup = SimulationSetup(reproduction.SimConfig(**header["config"]), header["seed"])
-    rule = parse_rule(header["label"]).build()
-    server = setup.new_server(rule)
+    server = setup.new_server(parse_rule(header["label"]))
     assert params_sha256(server.params) == header["first_params_sha256"]
     models = [server.pull()]
     for line in lines:
@@ -462,7 +461,7 @@ def served(path):
             facts = {"client": line["client"], "num_examples": line["examples"], "loss": line["loss"]}
             facts |= {"client_lr": header["client_lr"], "local_steps": line["steps"]}
             server.push(version=start, update=updates[line["update"]], **facts)
-            if rule.needs.passes and (line["number"] + 1) % header["num_clients"] == 0:
+            if server.rule.needs.passes and (line["number"] + 1) % header["num_clients"] == 0:
                 server.end_pass()
             models.append(server.pull())
     return header, end, server.params

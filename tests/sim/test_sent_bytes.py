@@ -10,7 +10,8 @@ from afflux.sim import Simulation, partitioned, read_results, scaffold
 from afflux.sim.results.audit_log import read_audit_log
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.results.simulation_results import SimulationResults
-from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.run_record import message_bytes
+from afflux.sim.setup import SimulationSetup
 from conftest import check_refused
 
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
@@ -48,7 +49,7 @@ def test_each_arrival_is_one_model_up_and_each_dispatch_one_down(tmp_path):
 def test_buffers_have_their_own_dtypes_and_scaffold_sends_c_too():
     def message(*task, **settings):
         made = simulation(*task, **settings)
-        return SimulationSetup(made.config, 0, made.task).message_bytes
+        return message_bytes(SimulationSetup(made.config, 0, made.task))
 
     plain, d = sum(message()) // 2, own_tasks.X.shape[1]
     assert message() == (plain, plain)

@@ -18,14 +18,18 @@ from afflux.ops.errors import ConfigError
 from afflux.rules import RULES
 from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.server.aggregator import Aggregator
-from afflux.sim.clients.training import TrainingResult
+from afflux.server.server import Server
+from afflux.sim.clients.schedule import Arrival, Dispatch
+from afflux.sim.clients.training import Training, TrainingResult
 from afflux.sim.errors import DivergedError
+from afflux.sim.loop import EventLoop
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import split_runs
-from afflux.sim.runs import event_loop
 from afflux.sim.runs.compare import compare, make_jobs
-from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.runs.recorder import RecordedServer, record_events
+from afflux.sim.runs.run_checkpoint import refuse_other_setup
+from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from conftest import check_error, check_refused
 from made_runs import run, run_paired
@@ -83,16 +87,21 @@ def test_the_same_run_writes_the_same_bytes(made, tmp_path):
 
 
 def test_every_line_is_json_without_nan(tmp_path):
-    stream = [
-        event_loop.PullEvent(0, 0, 0),
-        event_loop.UpdateEvent(0, 0, 0, 7, 1.0, TrainingResult(np.ones(650, np.float32), 5, float("inf"), 2)),
-    ]
-    setup = event_loop.SimulationSetup(replace(SMALL, faults="raise", arrivals=1), 0)
-    follower = event_loop.SimulatedServer(parse_rule("fedasync"), setup)
+    class Diverging(Training):
+        def take(self, sequence, sent):
+            return TrainingResult(np.ones(650, np.float32), 5, float("inf"), 2)
+
+    setup, spec = SimulationSetup(replace(SMALL, faults="raise", arrivals=1), 0), parse_rule("fedasync")
+    server = setup.new_server(spec)
+    recorded = RecordedServer(spec, setup, server, "", None)
+    events = [Dispatch(0.0, 0, 7, finish=1.0), Arrival(1.0, 0, 7)]
+    loop = EventLoop([server], Diverging(), lambda: events, client_lr=0.1, num_clients=20)
     with ExitStack() as files:
-        follower.record.open(AuditOutput(tmp_path), files)
-        follower.record.log.write(audit_log.ArrivalLine(0, 7, 0, 0, 0, 5, float("nan"), 2, "joined", 1.0))
-        check_error("client 7 .* at arrival 1", event_loop.feed_servers, stream, [follower], print, error=DivergedError)
+        recorded.record.open(AuditOutput(tmp_path), files)
+        recorded.record.log.write(audit_log.ArrivalLine(0, 7, 0, 0, 0, 5, float("nan"), 2, "joined", 1.0))
+        check_error(
+            "client 7 .* at arrival 1", record_events, loop, [recorded], print, lambda: None, error=DivergedError
+        )
     log = audit_log.read_audit_log(tmp_path / "fedasync-seed0.jsonl")
     assert (log.arrivals[0].loss, log.end) == (None, None)
 
@@ -123,7 +132,7 @@ def test_clipped_weights_are_recorded(made, tmp_path):
 @pytest.mark.parametrize(("rule", "kind"), [("fedavg", "update"), ("afa_cd", "gradient"), ("fedasync", "model")])
 def test_updates_become_the_kind_that_a_rule_takes(rule, kind, monkeypatch):
     taken, pushed = [], []
-    push, join = event_loop.Server.push, Aggregator.join
+    push, join = Server.push, Aggregator.join
 
     def spy(self, *, version, update, **facts):
         pushed.append((version.params.copy(), update.copy()))
@@ -134,7 +143,7 @@ def test_updates_become_the_kind_that_a_rule_takes(rule, kind, monkeypatch):
         taken.append(np.array(ticket.slot))
         return join(self, pushed, ticket)
 
-    monkeypatch.setattr(event_loop.Server, "push", spy)
+    monkeypatch.setattr(Server, "push", spy)
     monkeypatch.setattr(Aggregator, "join", spy_join)
     spec = small(rule)
     assert spec.build().kind == kind
@@ -146,13 +155,13 @@ def test_updates_become_the_kind_that_a_rule_takes(rule, kind, monkeypatch):
 
 
 def test_paired_rules_get_the_updates_of_the_first(tmp_path, monkeypatch):
-    specs, updates, push = [small("fedasync"), small("ca2fl"), small("fadas")], [], event_loop.Server.push
+    specs, updates, push = [small("fedasync"), small("ca2fl"), small("fadas")], [], Server.push
 
     def spy(self, *, update, **facts):
         updates.append(update.tobytes())
         return push(self, update=update, **facts)
 
-    monkeypatch.setattr(event_loop.Server, "push", spy)
+    monkeypatch.setattr(Server, "push", spy)
     paired = run_paired(specs, 2, SMALL, output=AuditOutput(tmp_path))
     pushed = updates[:]
     alone = run(specs[0], 2, SMALL)
@@ -275,7 +284,7 @@ def test_a_log_from_another_world_is_refused(log):
     for header in ({"num_clients": 7}, {"first_params_sha256": "0" * 64}):
         other = replace(log, header=msgspec.structs.replace(log.header, **header))
         with pytest.raises(ConfigError, match="the run began with other inputs: "):
-            SimulationSetup(SMALL, 3).refuse_other_inputs(log.path, other.header)
+            refuse_other_setup(SimulationSetup(SMALL, 3), log.path, other.header)
     newer = replace(log, header=msgspec.structs.replace(log.header, config=log.header.config | {"warp": 9}))
     check_refused("made by afflux", newer.header.sim_config, newer.path)
 

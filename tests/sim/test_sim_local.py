@@ -15,9 +15,9 @@ from afflux.sim.clients.batches import batch_indices, take
 from afflux.sim.clients.control_variates import ControlVariates
 from afflux.sim.clients.flat_model import FlatModel, reproducible_libraries
 from afflux.sim.clients.schedule import Dispatch, make_schedule
-from afflux.sim.clients.training import Trainer
+from afflux.sim.clients.training import Trainer, Training
+from afflux.sim.loop import EventLoop
 from afflux.sim.models import build_model
-from afflux.sim.runs.event_loop import TrainingStream
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.partitions import iid
@@ -265,26 +265,22 @@ def test_the_order_of_arrivals_between_two_steps_changes_no_bit():
 def test_a_stale_model_comes_with_the_control_of_its_time():
     class Server:
         version = 0
-        params = np.zeros(2, np.float32)
 
         def pull(self):
-            return type("Pulled", (), {"version": self.version})
+            return SimpleNamespace(version=self.version)
 
-    server = Server()
-    rounds = {"protocol": "rounds", "concurrency": SimConfig.concurrency, "stale_models": 2}
-    config = replace(CONFIG, client_optimizer="scaffold", **rounds)
-    model, population = SimpleNamespace(initial_params=server.params), SimpleNamespace(clients=range(2))
-    setup = SimpleNamespace(config=config, seed=0, model=model, population=population)
-    stream = TrainingStream(setup, SimpleNamespace(server=server, workers=None))
-    controls = stream._controls
-    for version in range(4):
-        server.version = version
-        fresh, stale = stream.pull(0), stream.pull(0, age=1)
-        assert (fresh.model.version, stale.model.version) == (version, max(version - 1, 0))
-        assert fresh.shift[0] == version
-        assert stale.shift[0] == max(version - 1, 0)
-        controls.server = np.full(2, version + 1.0, np.float32)
-    assert stream.pull(0, age=4).model.version == 2, "two models are kept"
+    class Pulls(Training):
+        def submit(self, sequence, finish, sent):
+            pulled.append((sent.model.version, sent.shift[0]))
+
+    pulled, server, controls = [], Server(), ControlVariates(2, 2)
+    ages = [age for version in range(4) for age in (0, 1)]
+    events = [Dispatch(float(number), number, 0, age) for number, age in enumerate([*ages, 4])]
+    loop = EventLoop([server], Pulls(), lambda: events, client_lr=0.1, num_clients=2, stale_models=2, controls=controls)
+    for number, _ in enumerate(loop, 1):
+        server.version, controls.server = number // 2, np.full(2, number // 2, np.float32)
+    assert pulled[:-1] == [(max(version - age, 0),) * 2 for version in range(4) for age in (0, 1)]
+    assert pulled[-1] == (3, 3), "of two models that are kept, the older one"
 
 
 def test_local_steps_are_drawn_uniformly_from_the_dispatchs_own_stream():

@@ -17,7 +17,7 @@ from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_l
 from afflux.sim.clients.schedule import Arrival
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs.run_checkpoint import InterruptedRun
-from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from conftest import bits, check_raises, check_refused, reproducible
 from made_runs import resume, run, run_in_store

@@ -89,7 +89,7 @@ scaffold: the control of a client is the gradient of its loss alone
 
 test_faulty_trainings.py
 scaffold: a faulty training changes the control
-- or not np.isfinite(trained.update).all()
+- and np.isfinite(trained.update).all()
 faults: any arrival after a faulty one is in its row
 -if status == "faulty" else 0
 +if status == "faulty" else self.faults_in_a_row
@@ -106,8 +106,8 @@ ends: one round too many
 
 test_sim_progress.py
 ends: an arrival at the end of virtual time is too late
--0 < limit < event.time
-+0 < limit <= event.time
+-0 < config.virtual_time < event.time
++0 < config.virtual_time <= event.time
 
 test_sim_statistics.py
 ends: a target is not reached with equal accuracy
@@ -128,7 +128,7 @@ statistics: an interval of one side
 
 test_sim_resume.py
 checkpoint: older versions from which clients train are not kept
--keep=self._stream.older_versions()
+-keep=self._loop.older_versions()
 +keep=[]
 checkpoint: another interval
 ->= self._due

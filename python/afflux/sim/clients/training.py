@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from re import sub
 from traceback import extract_tb
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from afflux.sim.workload.config import PROXIMAL, SimConfig
 from afflux.sim.workload.evaluation import add_note_on_examples, class_loss
 from afflux.sim.workload.ignored_settings import SETTINGS, keyword_settings
 from afflux.sim.workload.metrics import CLASSIFICATION
-from afflux.sim.workload.random_streams import seed_globals
+from afflux.sim.workload.random_streams import StreamPurpose, random_stream, seed_globals
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
 #: The number of batches whose examples are read from the data in one operation for compiled steps.
@@ -65,6 +65,19 @@ class TrainingResult(NamedTuple):
         text = sub("0x[0-9a-fA-F]+", "0x...", f"{type(error).__name__}: {text_with_notes(error)}")
         fault = f"{shortened(text)} ({Path(place.filename).name}, line {place.lineno})"
         return cls(np.full(d, np.nan, np.float32), 0, math.nan, 0, None, fault)
+
+
+class Training(Protocol):
+    """Where the clients of a run train: in this process, or in others."""
+
+    def submit(self, sequence: int, finish: float, sent: SentModel) -> None:
+        """Note that dispatch number `sequence` has begun, whose result is needed at virtual time `finish`."""
+
+    def take(self, sequence: int, sent: SentModel) -> TrainingResult:
+        """Return the result of a dispatch at its arrival; its arrays are valid until `release`."""
+
+    def release(self, sequence: int) -> None:
+        """Note that the arrays of a result are no longer needed."""
 
 
 class Trainer:
@@ -304,6 +317,19 @@ class Trainer:
         wanted = f"a dict with a number for {', '.join(metrics)}, the names of metrics="
         wanted = "accuracy, loss" if self._task.metrics == CLASSIFICATION else wanted
         raise ConfigError(f"{name} returns {brief(values)}, must return {wanted}") from None
+
+
+class SerialTraining(Training):
+    """Trainings in this process, one by one: each when its result arrives."""
+
+    def __init__(self, trainer: Trainer, seed: int) -> None:
+        """Begin a run with this seed."""
+        self._trainer, self._seed = trainer, seed
+
+    def take(self, sequence: int, sent: SentModel) -> TrainingResult:
+        """Train the client of dispatch number `sequence`; see `Trainer.train`."""
+        batches, model = random_stream(self._seed, StreamPurpose.BATCHES, sequence), sent.model
+        return self._trainer.train(sent.client, model.params, batches, sent.shift, model.buffers)
 
 
 class ValidationGradient:

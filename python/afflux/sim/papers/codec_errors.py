@@ -6,7 +6,7 @@ mean      N |mean_i (Q_i(x_i) - x_i)|^2 / mean_i |Q_i(x_i) - x_i|^2 over N = 100
           with one vector x in all rows (keys differ), the hardest case, and with the updates of a run.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,12 @@ from afflux.ops.codecs import Codec
 from afflux.ops.validation import known
 from afflux.rules.specs import parse_rule
 from afflux.sim.clients.flat_model import reproducible_libraries
+from afflux.sim.clients.training import SerialTraining
 from afflux.sim.errors import require
+from afflux.sim.loop import PushedUpdate
 from afflux.sim.papers.publishing import Page, markdown_table
 from afflux.sim.papers.table_pages import CODEC_MARKERS, codec_style
-from afflux.sim.runs.event_loop import SimulatedServer, StreamEvent, TrainingStream, feed_servers
-from afflux.sim.runs.run_record import UpdateEvent
-from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 
 SIZE, DRAWS, ROWS = 200_000, 5, 100
@@ -56,19 +56,11 @@ def updates_of_run(config: SimConfig) -> np.ndarray:
         ConfigError: the data are missing.
     """
     numbers = set(np.linspace(0, config.arrivals - 1, ROWS).astype(int).tolist())
-    updates = []
-
-    def observe(events: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
-        for event in events:
-            if isinstance(event, UpdateEvent) and event.number in numbers:
-                updates.append(event.trained.update.copy())
-            yield event
-
     with reproducible_libraries():
-        setup = SimulationSetup(config, 0)
-        leader = SimulatedServer(parse_rule(RULE), setup)
-        feed_servers(observe(TrainingStream(setup, leader).events()), [leader], None)
-    return np.array(updates)
+        setup, rule = SimulationSetup(config, 0), parse_rule(RULE)
+        loop = setup.loop(rule, [setup.new_server(rule)], SerialTraining(setup.trainer, 0))
+        pushed = (event for event in loop if isinstance(event, PushedUpdate))
+        return np.array([event.trained.update for event in pushed if event.number in numbers])
 
 
 def encode_and_decode(codec: Codec, vectors: Sequence[np.ndarray], seed: int) -> Iterator[np.ndarray]:

@@ -21,9 +21,8 @@ from afflux.sim.results.finished_runs import FILE, FinishedRuns, Job, all_lines,
 from afflux.sim.results.run_folder import create_run_folder, locked, remove_run_files
 from afflux.sim.results.run_history import JobProgress
 from afflux.sim.results.run_result import Evaluated, SeedStatistics, seed_statistics
-from afflux.sim.runs.compare import compare, default_processes
+from afflux.sim.runs.compare import compare, default_processes, inputs_of_jobs
 from afflux.sim.runs.library import run_in_folder
-from afflux.sim.runs.setup import inputs_of_jobs
 from afflux.sim.runs.workers import Workers
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric

@@ -41,8 +41,7 @@ from afflux.sim.results.finished_runs import (
 )
 from afflux.sim.results.run_folder import locked
 from afflux.sim.results.run_result import Evaluation, RunResult
-from afflux.sim.runs.compare import compare
-from afflux.sim.runs.setup import inputs_of_jobs
+from afflux.sim.runs.compare import compare, inputs_of_jobs
 from afflux.sim.workload.config import SimConfig
 
 #: The largest difference of a CNN's final accuracy between the kernels of two machines.

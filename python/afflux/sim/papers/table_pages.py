@@ -15,7 +15,7 @@ from afflux.sim.papers.publishing import Measure, Page, final_score, markdown_ta
 from afflux.sim.results.curves import COLOURS
 from afflux.sim.results.finished_runs import Job
 from afflux.sim.results.run_result import SeedStatistics, seed_statistics
-from afflux.sim.runs.setup import num_parameters
+from afflux.sim.setup import num_parameters
 from afflux.sim.workload.config import SimConfig
 
 #: The first one is the reference for the others. All have the server_lr that was picked for CA2FL.

@@ -23,7 +23,7 @@ from afflux.ops.validation import brief, known
 from afflux.rules import RULES
 from afflux.rules.specs import JsonScalar, RuleSpec, parse_rule
 from afflux.sim.workload.availability import Fate
-from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.config import Count, SimConfig
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.store.files import opened
 
@@ -31,7 +31,6 @@ FORMAT, FORMAT_VERSION = "afflux-audit", 1
 FOLDER = "audit"  #: in a run folder
 LONGEST_NAME = 80
 
-Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Label = Annotated[
     str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z", max_length=10_000)

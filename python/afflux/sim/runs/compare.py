@@ -4,7 +4,7 @@ import logging
 import math
 import pickle
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -18,6 +18,7 @@ from afflux.ops.errors import ConfigError
 from afflux.ops.validation import printable
 from afflux.rules.specs import RuleSpec
 from afflux.sim import interrupts
+from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.errors import require, text_with_notes
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import ERRORS, INTERRUPTED, FailedRun, Job, Runs, split_runs
@@ -28,13 +29,17 @@ from afflux.sim.runs.processes import CONTEXT, POLL_SECONDS, ProcessPool, killed
 from afflux.sim.runs.run_checkpoint import StoredRun
 from afflux.sim.runs.simulation import simulate
 from afflux.sim.runs.workers import WorkerPool, Workers
+from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import IMAGES, SimConfig
+from afflux.sim.workload.ignored_settings import OF_FUNCTION
 from afflux.sim.workload.selection import check_passes
 from afflux.sim.workload.task import Task
 
 _LOGGER = logging.getLogger("afflux")
 #: The progress of a run that was finished before, or has no result.
 ENDED = RunProgress(0, 0, 0.0, math.nan, math.nan, 1.0)
+#: The settings on which the data, their division and the model depend.
+_OF_INPUTS = ("task", "data", "model", "part", "delays", "availability", *OF_FUNCTION)
 #: A `RunProgress` in shared memory.
 FACTS = np.dtype([(name, "U40" if name in ("metric", "unit") else "f8") for name in RunProgress._fields])
 
@@ -44,6 +49,29 @@ def make_jobs(specs: Sequence[RuleSpec], seeds: Sequence[int], *, paired: bool =
     if paired:
         return [Job(specs[0], seed, tuple(specs[1:])) for seed in seeds]
     return [Job(spec, seed) for seed in seeds for spec in specs]
+
+
+def inputs_of_jobs(jobs: Sequence[Job], config: SimConfig, task: Task | None = None) -> list[Mapping[str, str]]:
+    """Return the digests of the inputs of each job; jobs that differ in other settings than `_OF_INPUTS` share them.
+
+    Args:
+        jobs: the jobs.
+        config: settings of the jobs that have no settings.
+        task: the task of the clients; default the task in the settings.
+
+    Raises:
+        ConfigError: see `SimulationSetup`.
+    """
+    digests: dict[tuple[Any, ...], Mapping[str, str]] = {}
+    inputs = []
+    with reproducible_libraries():
+        for job in jobs:
+            settings = replace(job.config or config, compile=False)
+            key = job.seed, *(getattr(settings, name) for name in _OF_INPUTS)
+            if key not in digests:
+                digests[key] = SimulationSetup(settings, job.seed, task, digests=True).inputs
+            inputs.append(digests[key])
+    return inputs
 
 
 def default_processes(workers: Workers) -> int:

@@ -19,10 +19,10 @@ from afflux.sim.results.finished_runs import Job, Runs, check_inputs
 from afflux.sim.results.run_history import JobProgress, OnEvaluation
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.tensorboard import FOLDER, event_files, require_tensorboard
-from afflux.sim.runs.compare import compare, make_jobs
+from afflux.sim.runs.compare import compare, inputs_of_jobs, make_jobs
 from afflux.sim.runs.run_checkpoint import CHECKPOINT_SECONDS, InterruptedRun, StoredRun, interrupted_run
-from afflux.sim.runs.setup import checked_settings, inputs_of_jobs, num_parameters, refuse_pair
 from afflux.sim.runs.workers import Workers
+from afflux.sim.setup import checked_settings, num_parameters, refuse_pair
 from afflux.sim.workload.config import MADE_IN_PYTHON, SimConfig, unlimit_arrivals
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
 from afflux.sim.workload.ignored_settings import SETTINGS, refuse_ignored_settings, unread_by_rules

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import Annotated
+from typing import Annotated, Any
 from zipfile import BadZipFile, ZipFile
 
 import msgspec
@@ -15,20 +15,21 @@ from msgspec import Meta
 
 from afflux.ops.errors import ConfigError, StoreError
 from afflux.rules.files import code_digests
-from afflux.rules.rule import Rule
 from afflux.rules.specs import RuleSpec
 from afflux.server.server import Server
 from afflux.sim import interrupts
 from afflux.sim.errors import errors_of_writing
+from afflux.sim.loop import EventLoop, LoopState
 from afflux.sim.results import audit_log
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import FILE, Job
 from afflux.sim.results.run_folder import RUN_ID
 from afflux.sim.results.run_history import LOST, RunHistory
-from afflux.sim.results.run_result import evaluation_reader
-from afflux.sim.runs.event_loop import SimulatedServer, StreamState, TrainingStream
-from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.results.run_result import evaluation_reader, params_sha256
+from afflux.sim.runs.recorder import RecordedServer
+from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.inputs import refuse_other_inputs
 from afflux.store import info
 from afflux.store.files import new_file, opened, read_bytes
 from afflux.store.lock import LOCK
@@ -49,7 +50,7 @@ class CheckpointNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_bytes: audit_log.Count
     log_sha256: str
     server: dict[str, audit_log.Count]
-    stream: StreamState
+    stream: LoopState
     arrays: Annotated[str, Meta(pattern=r"^clients-[0-9]{1,19}\.npz\Z")] | None
     history: RunHistory
     run_id: RunId
@@ -183,7 +184,7 @@ class InterruptedRun:
             raise ConfigError(f"{self.log} was not written by the run of {self.path}: {why}")
 
     def check_server(self, server: Server) -> None:
-        """Raise ConfigError if `server` was used after the last checkpoint."""
+        """Raise ConfigError if `server` was used after the last checkpoint, or lacks a version that clients have."""
         now = _counts(server)
         for name, then in self.notes.server.items():
             if now[name] != then:
@@ -191,6 +192,10 @@ class InterruptedRun:
                     f"{self.path}: {name} is {now[name]}, but was {then} when the run was interrupted; the server was "
                     "used since, and the run cannot continue to the same results"
                 )
+        state = self.notes.stream
+        versions = {version for _, _, version, _ in state.training} | {version for version, _ in state.models}
+        if lost := sorted(versions - {*server.retained_versions, server.version}):
+            raise ConfigError(f"the store no longer keeps version {lost[0]} of params, from which clients train")
 
     def check_setup(self, setup: SimulationSetup) -> None:
         """Raise ConfigError if code, data or initial params are not those with which the run began."""
@@ -201,10 +206,10 @@ class InterruptedRun:
                 f"{self.path}: {files}, or a module beside it, is not the one with which the run began: undo the "
                 "change, or begin a new run"
             )
-        setup.refuse_other_inputs(self.path, self.header)
+        refuse_other_setup(setup, self.path, self.header)
 
     def read_arrays(self) -> dict[str, np.ndarray]:
-        """Read `TrainingStream.state_arrays`; raise StoreError if their file is damaged."""
+        """Read `EventLoop.state_arrays`; raise StoreError if their file is damaged."""
         if self.notes.arrays is None:
             return {}
         try:
@@ -235,24 +240,24 @@ class StoredRun:
         """
         self.path, self.interrupted, self._seconds, self._due = path, interrupted, seconds, 0.0
 
-    def server(self, rule: Rule, setup: SimulationSetup, files: ExitStack) -> Server:
-        """Return the server; `files` closes it."""
+    def server(self, spec: RuleSpec, setup: SimulationSetup, files: ExitStack) -> Server:
+        """Return the server of a rule; `files` closes it."""
         if self.interrupted is None:
-            server = setup.new_server(rule, store=self.path, commit_every=None)
+            server = setup.new_server(spec, store=self.path, commit_every=None)
         else:
-            server = Server.open(self.path, rule, num_threads=1, commit_every=None)
+            server = Server.open(self.path, setup.build_rule(spec), num_threads=1, commit_every=None)
         # Rounds after the last checkpoint have no history: they must not be committed.
         files.callback(server.close, checkpoint=False)
         if self.interrupted is not None:
             self.interrupted.check_server(server)
         return server
 
-    def begin(self, stream: TrainingStream, leader: SimulatedServer, output: AuditOutput, start: float) -> None:
+    def begin(self, loop: EventLoop, leader: RecordedServer, output: AuditOutput, start: float) -> None:
         """Save the first checkpoint, and write the id of the run beside its logs.
 
         `start` is what `process_time` would have been at the beginning of the run.
         """
-        self._stream, self._leader, self._output, self._start = stream, leader, output, start
+        self._loop, self._leader, self._output, self._start = loop, leader, output, start
         self._run_id = (self.interrupted and self.interrupted.notes.run_id) or token_hex(16)
         file = output.folder / RUN_ID
         if read_run_id(output.folder) != self._run_id:
@@ -274,7 +279,7 @@ class StoredRun:
         """Commit the server, and with it, in one transaction, the notes that `InterruptedRun` reads."""
         self._leader.add_evaluations()
         self._leader.history.cpu_seconds = time.process_time() - self._start
-        state, arrays, log = self._stream.state(), self._stream.state_arrays(), self._leader.record.log
+        state, arrays, log = self._loop.state(), self._loop.state_arrays(), self._leader.record.log
         assert log is not None
         name = f"clients-{state.events}.npz" if arrays else None
         if name is not None:
@@ -299,11 +304,33 @@ class StoredRun:
             save_every=self._output.save_every,
             tensorboard=self._output.tensorboard,
         )
-        self._leader.server.checkpoint(msgspec.to_builtins(notes), keep=self._stream.older_versions())
+        self._leader.server.checkpoint(msgspec.to_builtins(notes), keep=self._loop.older_versions())
         for old in self.path.glob("clients-*.npz*"):
             if old.name != name:
                 old.unlink()
         self._due = time.monotonic() + self._seconds
+
+
+def refuse_other_setup(setup: SimulationSetup, path: Path, header: audit_log.Header) -> None:
+    """Compare the inputs of a setup with those of a run that is continued.
+
+    Other versions of packages, and a log without digests, are one line of notice each.
+
+    Args:
+        setup: with digests.
+        path: for messages.
+        header: of the log of the run.
+
+    Raises:
+        ConfigError: an input is another one; the error names it.
+    """
+    facts: dict[str, Any] = {"number of clients": header.num_clients, "first params": header.first_params_sha256}
+    facts["metrics"] = header.task_metrics
+    then = facts | (header.inputs or {})
+    facts_now = len(setup.population.clients), params_sha256(setup.model.initial_params), setup.metrics
+    now = dict(zip(facts, facts_now, strict=True)) | dict(setup.inputs)
+    versions = {"afflux": header.afflux, **(header.versions or {})}
+    refuse_other_inputs(str(path), then, now, versions, header.inputs is not msgspec.UNSET)
 
 
 def read_run_id(folder: Path) -> str | None:

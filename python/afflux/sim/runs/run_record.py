@@ -4,24 +4,24 @@ import logging
 import re
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from afflux import __version__
-from afflux.aggregation.reports import Receipt
 from afflux.rules.files import code_digests
 from afflux.rules.specs import RuleSpec
 from afflux.server.server import Server
 from afflux.sim.clients.schedule import Dropout
-from afflux.sim.clients.training import TrainingResult
 from afflux.sim.errors import DivergedError, TrainingError, note_on_errors
+from afflux.sim.loop import PushedUpdate
 from afflux.sim.results import audit_log
-from afflux.sim.results.model_file import FOLDER, constants_sha256, write_model
+from afflux.sim.results.model_file import FOLDER, constants_sha256, module_arrays, write_model
 from afflux.sim.results.run_history import OnEvaluation, RunHistory, TrackedRun
 from afflux.sim.results.run_result import Evaluation, RunResult, params_sha256
-from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.setup import SimulationSetup
+from afflux.sim.workload.config import OF_PRESENCE
 from afflux.sim.workload.ignored_settings import unread_by_rules
 from afflux.sim.workload.inputs import package_versions
 from afflux.sim.workload.metrics import CLASSIFICATION
@@ -29,18 +29,6 @@ from afflux.sim.workload.metrics import CLASSIFICATION
 _LOGGER = logging.getLogger("afflux")
 #: Faulty arrivals after which a run ends: so many at its start, or so many in a row later.
 FIRST_FAULTS, FAULTS_IN_A_ROW = 10, 100
-
-
-class UpdateEvent(NamedTuple):
-    """The update of dispatch number `sequence`, the same for every server that handles the stream."""
-
-    number: int  #: number of arrivals before this one
-    sequence: int
-    dispatched_after: int  #: `PullEvent.after`
-    client: int
-    time: float
-    trained: TrainingResult
-    dispatched: float | msgspec.UnsetType = msgspec.UNSET  #: see `ArrivalLine`
 
 
 class RunRecord:
@@ -57,6 +45,7 @@ class RunRecord:
         self.on_evaluation: OnEvaluation | None = None
         self._setup, self._leader, self._server, self._history = setup, leader, server, history
         self._resumed_after = len(history.staleness)
+        self._logs_dispatches = not {*OF_PRESENCE}.isdisjoint(setup.config.changed())
         self._round_sums: dict[str, float] = {}
         self._rounds = 0
         self._fault_kind: type[TrainingError] = TrainingError
@@ -77,38 +66,26 @@ class RunRecord:
         self.log = files.enter_context(log)
         self._models, self._save_every = output.folder.parent / FOLDER / stem, output.save_every
 
-    def add_arrival(self, event: UpdateEvent, version: int, receipt: Receipt) -> None:
-        """Add an arrival that the server has handled, and the rounds that it completed.
-
-        Args:
-            event: the arrival.
-            version: from which the client trained.
-            receipt: of its push.
+    def add_arrival(self, pushed: PushedUpdate, place: int) -> None:
+        """Add an arrival, and the rounds that it completed; `place` is the index of this server in the loop.
 
         Raises:
-            TrainingError: see `SimulatedServer.handle_update`.
+            TrainingError: see `RecordedServer.add_event`.
         """
-        history, log = self._history, self.log
+        history, log, event, trained = self._history, self.log, pushed.event, pushed.trained
+        receipt = pushed.receipts[place]
         assert receipt.staleness is not None
         history.add_arrival(event.client, receipt.status, receipt.staleness)
-        fault = _printable(event.trained.fault or receipt.reason) if receipt.status == "faulty" else ""
+        fault = _printable(trained.fault or receipt.reason) if receipt.status == "faulty" else ""
         if fault:
-            self._add_fault(event, fault)
+            self._add_fault(pushed, fault)
         self.sum_of_staleness += receipt.staleness
         history.time = event.time
         if log is not None:
-            of_event = ("number", "client", "dispatched_after", "time", "dispatched")
-            line = audit_log.ArrivalLine(
-                **{name: getattr(event, name) for name in of_event},
-                version=version,
-                staleness=receipt.staleness,
-                examples=event.trained.num_examples,
-                loss=event.trained.loss,
-                steps=event.trained.steps,
-                status=receipt.status,
-                reason=fault or msgspec.UNSET,
-            )
-            log.write(line)
+            version, dispatched = pushed.versions[place], event.dispatched if self._logs_dispatches else msgspec.UNSET
+            facts = pushed.number, event.client, pushed.sent.after, version, receipt.staleness
+            training = trained.num_examples, trained.loss, trained.steps, receipt.status, event.time
+            log.write(audit_log.ArrivalLine(*facts, *training, reason=fault or msgspec.UNSET, dispatched=dispatched))
         if (report := receipt.report) is not None:
             history.add_round(report, report.seconds)
             if log is not None:
@@ -117,8 +94,8 @@ class RunRecord:
                 for name, value in report.metrics().items():
                     self._round_sums[name] = self._round_sums.get(name, 0.0) + value
                 self._rounds += 1
-        if log is not None and self._save_every and (event.number + 1) % self._save_every == 0:
-            self._save_model(f"-{event.number + 1}")
+        if log is not None and self._save_every and (pushed.number + 1) % self._save_every == 0:
+            self._save_model(f"-{pushed.number + 1}")
 
     def add_dropout(self, event: Dropout) -> None:
         """Add a dispatch whose result never arrives."""
@@ -163,21 +140,20 @@ class RunRecord:
         unread = unread_by_rules([self.spec])
         return {name: value for name, value in self._setup.settings.items() if name not in unread}
 
-    def _add_fault(self, event: UpdateEvent, reason: str) -> None:
+    def _add_fault(self, pushed: PushedUpdate, reason: str) -> None:
         """Add a faulty arrival to the history, which has counted it; raise TrainingError if it ends the run."""
         history, label, raises = self._history, self.title, self._setup.config.faults == "raise"
-        text = f"{label}: client {event.client} failed to train at arrival {event.number + 1}: {reason}"
-        if not event.trained.fault:
-            what = reason.removeprefix("[push] ").replace(f"client {event.client}'s ", "its ").partition(", must")[0]
-            text = (
-                f"{label}: client {event.client} diverged at arrival {event.number + 1}: {what}; lower client_lr or "
-                "server_lr, or look for values in its data that are not finite"
-            )
+        client, fault = pushed.event.client, pushed.trained.fault
+        text = f"{label}: client {client} failed to train at arrival {pushed.number + 1}: {reason}"
+        if not fault:
+            what = reason.removeprefix("[push] ").replace(f"client {client}'s ", "its ").partition(", must")[0]
+            advice = "lower client_lr or server_lr, or look for values in its data that are not finite"
+            text = f"{label}: client {client} diverged at arrival {pushed.number + 1}: {what}; {advice}"
         if not history.first_fault:
             history.first_fault = text
             if not raises:
                 _LOGGER.warning("%s; such arrivals are counted as faulty, and the run goes on", text)
-        self._fault_kind = TrainingError if event.trained.fault else DivergedError
+        self._fault_kind = TrainingError if fault else DivergedError
         if raises:
             raise self._fault_kind(text)
         row = history.faults_in_a_row
@@ -203,7 +179,7 @@ class RunRecord:
         history, setup, server = self._history, self._setup, self._server
         model = setup.model
         buffers = None if model.initial_buffers is None else np.array(server.pull().buffers)
-        up, down = setup.message_bytes
+        up, down = message_bytes(setup)
         result = RunResult(
             spec=self.spec,
             seed=setup.seed,
@@ -256,6 +232,17 @@ class RunRecord:
             versions={name: text for name, text in package_versions().items() if name != "afflux"},
             metrics=msgspec.UNSET if setup.metrics == CLASSIFICATION else setup.metrics,
         )
+
+
+def message_bytes(setup: SimulationSetup) -> tuple[int, int]:
+    """Return the bytes of an arrival and of a dispatch: the model; for SCAFFOLD also the change of c_i, and c (d,).
+
+    The last two are float32. If the codec of the c_i rounds, a client also pulls its own.
+    """
+    module, layout, config = setup.model.module, setup.model.layout, setup.config
+    model = sum(array.nbytes for name, array in module_arrays(module).items() if name in layout.roles)
+    control = setup.model.initial_params.nbytes if config.client_optimizer == "scaffold" else 0
+    return model + control, model + control * (1 if config.control_codec == "float32" else 2)
 
 
 def _printable(text: str) -> str:

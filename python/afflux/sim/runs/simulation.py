@@ -8,16 +8,17 @@ from time import process_time
 from afflux.rules.specs import RuleSpec
 from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_libraries
+from afflux.sim.clients.training import SerialTraining
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import Job
 from afflux.sim.results.run_folder import remove_run_files
 from afflux.sim.results.run_history import OnEvaluation, Progress
 from afflux.sim.results.run_result import RunResult
-from afflux.sim.runs.event_loop import SimulatedServer, TrainingStream, feed_servers
 from afflux.sim.runs.processes import killed_processes_as
+from afflux.sim.runs.recorder import RecordedServer, record_events
 from afflux.sim.runs.run_checkpoint import StoredRun
-from afflux.sim.runs.setup import SimulationSetup
 from afflux.sim.runs.workers import WorkerPool
+from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task import Task
 
@@ -73,20 +74,22 @@ def simulate(
             setup.schedule(specs[0])  # raises for an impossible one before anything is written
         if interrupted is not None:
             interrupted.check_setup(setup)
-        new_server = None if store is None else lambda rule: store.server(rule, setup, files)
         begun = interrupted if interrupted is not None and interrupted.arrivals else None  # else the run starts again
         history = None if begun is None else begun.notes.history
         start -= 0.0 if history is None else history.cpu_seconds
-        leader = SimulatedServer(specs[0], setup, new_server=new_server, history=history)
-        servers = [leader, *(SimulatedServer(spec, setup, specs[0].label) for spec in specs[1:])]
+        first = setup.new_server(specs[0]) if store is None else store.server(specs[0], setup, files)
+        leader = RecordedServer(specs[0], setup, first, "", history)
+        followers = (RecordedServer(spec, setup, setup.new_server(spec), specs[0].label, None) for spec in specs[1:])
+        servers = [leader, *followers]
         workers = None if pool is None else pool.for_run(setup, task)
         for server in servers:
             server.workers, server.record.on_evaluation = workers, on_evaluation
-        stream = TrainingStream(setup, leader)
+        training = workers or SerialTraining(setup.trainer, seed)
+        loop = setup.loop(specs[0], [server.server for server in servers], training, lambda: leader.ended)
         header, size = None, 0
         if begun is not None:
-            versions = {**leader.server.retained_versions, leader.server.version: leader.server.pull()}
-            stream.restore(begun.notes.stream, begun.read_arrays(), versions)
+            versions = {**first.retained_versions, first.version: first.pull()}
+            loop.restore(begun.notes.stream, begun.read_arrays(), versions)
             header, size = begun.header, begun.notes.log_bytes
         elif interrupted is not None:
             remove_run_files(interrupted.output.folder.parent, [Job(specs[0], seed)])
@@ -94,8 +97,8 @@ def simulate(
             for server in servers:
                 server.record.open(output, files, header, size)
             if store is not None:
-                store.begin(stream, leader, output, start)
-        feed_servers(stream.events(store or interrupts.raise_if_pending), servers, progress)
+                store.begin(loop, leader, output, start)
+        record_events(loop, servers, progress, store or interrupts.raise_if_pending)
         if store is not None:
             store.save()
         seconds = process_time() - start

@@ -19,10 +19,10 @@ import torch
 
 from afflux.aggregation.reports import Pulled
 from afflux.ops.errors import AffluxError, ConfigError
-from afflux.sim.clients.training import SentModel, Trainer, TrainingResult
+from afflux.sim.clients.training import SentModel, SerialTraining, Trainer, Training, TrainingResult
 from afflux.sim.errors import TrainingError, text_with_notes
 from afflux.sim.runs.processes import CONTEXT, ProcessPool, pickled
-from afflux.sim.runs.setup import SimulationSetup
+from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig, concurrency_steps
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.task import Task
@@ -69,11 +69,8 @@ def _arrays(shapes: Shapes, raw: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.ndarray((rows, size), dtype, raw[name]) for name, (dtype, rows, size) in shapes.items()}
 
 
-class WorkerPool:
-    """Workers for consecutive runs: `submit` at a dispatch, `take` at its arrival, `release` when it was handled.
-
-    `evaluate` may be called at any time.
-    """
+class WorkerPool(Training):
+    """Workers for consecutive runs; `evaluate` may be called at any time."""
 
     def __init__(self, count: Workers) -> None:
         """Make a pool for `count` workers, which the first run starts; 1: the run's own process trains.
@@ -126,7 +123,7 @@ class WorkerPool:
                 self._pool = RayPool(self._memory, _use, content)
             else:
                 self._pool = ProcessPool(self._count, _begin, shapes, raw, content)
-        self._run = setup.config, setup.seed
+        self._run, self._serial = (setup.config, setup.seed), SerialTraining(setup.trainer, setup.seed)
         free, evaluations = list(range(shapes["params"][1])), EVALUATIONS * self._count
         self._free, self._free_for_evaluations = free[evaluations:], free[:evaluations]
         self._waiting: dict[int, SentModel] = {}  # not given to a worker, by the sequence of the training
@@ -141,11 +138,8 @@ class WorkerPool:
         heappush(self._order, (finish, sequence))
         self._collect(0)
 
-    def take(self, sequence: int) -> TrainingResult | None:
-        """Wait for the result of a training, and return it.
-
-        Return None if no place for the result is free: then the caller must train. The result's arrays are valid until
-        `release`.
+    def take(self, sequence: int, sent: SentModel) -> TrainingResult:
+        """Wait for the result of a training, and return it; train in this process if no place for the result is free.
 
         Raises:
             WorkerError: a worker has failed.
@@ -154,7 +148,7 @@ class WorkerPool:
         while sequence not in self._done:
             if sequence in self._waiting and not self._free:
                 del self._waiting[sequence]
-                return None
+                return self._serial.take(sequence, sent)
             self._collect(None)
         trained: TrainingResult = self._done.pop(sequence).result()
         update, buffers = _model(self._memory, self._places[sequence])

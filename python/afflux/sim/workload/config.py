@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from math import inf, isfinite
 from os import PathLike, fspath
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
+
+from msgspec import Meta
 
 from afflux.ops import codecs
 from afflux.ops.errors import ConfigError
@@ -28,6 +30,8 @@ from afflux.sim.workload.metrics import Metric
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
 from afflux.sim.workload.selection import selection_law
 
+#: A number in a file.
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 #: The task of the settings data, model and partition.
 IMAGES = "images"
 #: The task of the papers' data sets and models.

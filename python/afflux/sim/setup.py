@@ -1,25 +1,22 @@
-"""Shared by all rules in a simulation of one task, config and seed: clients, initial params, schedule."""
+"""Shared by all rules in a simulation of one task, config and seed: clients, initial params, schedule, event loop."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from msgspec import UNSET
-
 from afflux.aggregation.options import why_unclipped
+from afflux.ops.codecs import Codec
 from afflux.ops.errors import ConfigError
 from afflux.rules.rule import Rule
 from afflux.rules.specs import RuleSpec, needs_validation_gradient
 from afflux.server.server import Server
-from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_libraries, tree_of
+from afflux.sim.clients.control_variates import ControlVariates
+from afflux.sim.clients.flat_model import FlatModel, make_module, tree_of
 from afflux.sim.clients.schedule import Event, make_schedule
-from afflux.sim.clients.training import Trainer
+from afflux.sim.clients.training import Trainer, Training
 from afflux.sim.errors import note_on_errors
-from afflux.sim.results.audit_log import Header
-from afflux.sim.results.finished_runs import Job
-from afflux.sim.results.model_file import module_arrays
-from afflux.sim.results.run_result import params_sha256
+from afflux.sim.loop import EventLoop
 from afflux.sim.workload.config import IMAGES, LORA, PAPERS, SimConfig
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw, TiedDelays, delay_law
 from afflux.sim.workload.ignored_settings import (
@@ -29,14 +26,11 @@ from afflux.sim.workload.ignored_settings import (
     settings_read,
     unread_by_rules,
 )
-from afflux.sim.workload.inputs import input_digests, refuse_other_inputs
+from afflux.sim.workload.inputs import input_digests
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from afflux.sim.workload.selection import Population, UniformSelection, check_passes
+from afflux.sim.workload.selection import Population, UniformSelection, check_passes, selection_law
 from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_examples, tuned_on_validation
 from afflux.sim.workload.task_registry import build_task, task_function
-
-#: The settings on which the data, their division and the model depend.
-_OF_INPUTS = ("task", "data", "model", "part", "delays", "availability", *OF_FUNCTION)
 
 
 def num_parameters(config: SimConfig, task: Task | None = None) -> int:
@@ -55,7 +49,7 @@ def refuse_pair(clients: Any) -> None:
 
 
 class SimulationSetup:
-    """Clients, initial params and schedule of one task, config and seed."""
+    """Clients and initial params of one task, config and seed; makes servers, schedules and event loops for them."""
 
     def __init__(self, config: SimConfig, seed: int, task: Task | None = None, digests: bool = False) -> None:
         """Load the data and divide it among the clients.
@@ -107,40 +101,9 @@ class SimulationSetup:
         #: The clients that are evaluated each, in ascending order.
         self.sample = () if task.evaluate_client is None else _sample(clients, config.fairness_clients, seed)
 
-    def refuse_other_inputs(self, path: Path, header: Header) -> None:
-        """Compare the inputs with those of a run that is continued.
-
-        Other versions of packages, and a log without digests, are one line of notice each.
-
-        Args:
-            path: for messages.
-            header: of the log of the run.
-
-        Raises:
-            ConfigError: an input is another one; the error names it.
-        """
-        facts: dict[str, Any] = {"number of clients": header.num_clients, "first params": header.first_params_sha256}
-        facts["metrics"] = header.task_metrics
-        then = facts | (header.inputs or {})
-        facts_now = len(self.population.clients), params_sha256(self.model.initial_params), self.metrics
-        now = dict(zip(facts, facts_now, strict=True)) | dict(self.inputs)
-        versions = {"afflux": header.afflux, **(header.versions or {})}
-        refuse_other_inputs(str(path), then, now, versions, header.inputs is not UNSET)
-
-    @property
-    def message_bytes(self) -> tuple[int, int]:
-        """Bytes of an arrival and of a dispatch: the model; for SCAFFOLD also the change of c_i, and c (d,) float32.
-
-        If the codec of the c_i rounds, a client also pulls its own.
-        """
-        arrays, control = module_arrays(self.model.module), 0
-        model = sum(arrays[name].nbytes for name in self.model.layout.roles if name in arrays)
-        if self.config.client_optimizer == "scaffold":
-            control = self.model.initial_params.nbytes
-        return model + control, model + control * (1 if self.config.control_codec == "float32" else 2)
-
-    def new_server(self, rule: Rule, **options: Any) -> Server:
-        """Make a server with the initial params, for these clients."""
+    def new_server(self, spec: RuleSpec, **options: Any) -> Server:
+        """Make a server of a rule with the initial params, for these clients; see `build_rule`."""
+        rule = self.build_rule(spec)
         params: Any = self.model.initial_params
         if self.model.initial_buffers is not None:
             self.model.load(self.model.initial_params, self.model.initial_buffers)
@@ -156,8 +119,14 @@ class SimulationSetup:
             **options,
         )
 
-    def check_rule(self, rule: Rule) -> None:
-        """Raise ConfigError if the rule needs facts, validation data or another selection, or excludes clip_norms."""
+    def build_rule(self, spec: RuleSpec) -> Rule:
+        """Return the rule.
+
+        Raises:
+            ConfigError: it needs facts, validation data or another selection, or excludes clip_norms; or the run has
+                fewer arrivals than one round of it.
+        """
+        rule = spec.build()
         check_passes(rule, self.config.selection)
         if rule.needs.facts:
             names = ", ".join(rule.needs.facts)
@@ -169,33 +138,41 @@ class SimulationSetup:
             raise ConfigError(f"validation is {count}, but the server has only {available} examples to draw from")
         if self.config.clip_norms and (why := why_unclipped(rule, accumulate=False)) is not None:
             raise ConfigError(f"clip_norms is {self.config.clip_norms:g}, but {why}")
+        if self.config.arrivals < rule.buffer_size:
+            raise ConfigError(f"arrivals is {self.config.arrivals}, but {spec.label} steps after {rule.buffer_size}")
+        return rule
 
     def schedule(self, spec: RuleSpec, selection: UniformSelection | None = None) -> Iterator[Event]:
         """Yield the events; they depend on the rule only if it waits for a cohort, or if `selection` reads results."""
         return make_schedule(spec, self.seed, self.config, self.population, self.delays, selection)
 
+    def loop(
+        self, spec: RuleSpec, servers: Sequence[Server], training: Training, ended: Callable[[], bool] = lambda: False
+    ) -> EventLoop:
+        """Make the loop.
 
-def inputs_of_jobs(jobs: Sequence[Job], config: SimConfig, task: Task | None = None) -> list[Mapping[str, str]]:
-    """Return the digests of the inputs of each job; jobs that differ in other settings than `_OF_INPUTS` share them.
-
-    Args:
-        jobs: the jobs.
-        config: settings of the jobs that have no settings.
-        task: the task of the clients; default the task in the settings.
-
-    Raises:
-        ConfigError: see `SimulationSetup`.
-    """
-    digests: dict[tuple[Any, ...], Mapping[str, str]] = {}
-    inputs = []
-    with reproducible_libraries():
-        for job in jobs:
-            settings = replace(job.config or config, compile=False)
-            key = job.seed, *(getattr(settings, name) for name in _OF_INPUTS)
-            if key not in digests:
-                digests[key] = SimulationSetup(settings, job.seed, task, digests=True).inputs
-            inputs.append(digests[key])
-    return inputs
+        Args:
+            spec: the rule of the first server, from whose params the clients train.
+            servers: all servers.
+            training: where the clients train.
+            ended: whether the run ends before the next event; it ends in any case at the limit of virtual time.
+        """
+        config, num_clients, controls = self.config, len(self.population.clients), None
+        if config.client_optimizer == "scaffold":
+            size, codec = len(self.model.initial_params), Codec(config.control_codec)
+            controls = ControlVariates(size, num_clients, codec, self.seed)
+        selection = selection_law(config.selection)
+        return EventLoop(
+            servers,
+            training,
+            partial(self.schedule, spec, selection),
+            client_lr=config.client_lr,
+            num_clients=num_clients,
+            stale_models=config.stale_models if config.protocol == "rounds" else 1,
+            controls=controls,
+            selection=selection,
+            ends=lambda event: ended() or 0 < config.virtual_time < event.time,
+        )
 
 
 def _sample(clients: Sequence[int], most: int, seed: int) -> Sequence[int]:
