@@ -319,7 +319,7 @@ class Trainer:
         raise ConfigError(f"{name} returns {brief(values)}, must return {wanted}") from None
 
 
-class SerialTraining(Training):
+class SerialTraining:
     """Trainings in this process, one by one: each when its result arrives."""
 
     def __init__(self, trainer: Trainer, seed: int) -> None:
@@ -330,6 +330,12 @@ class SerialTraining(Training):
         """Train the client of dispatch number `sequence`; see `Trainer.train`."""
         batches, model = random_stream(self._seed, StreamPurpose.BATCHES, sequence), sent.model
         return self._trainer.train(sent.client, model.params, batches, sent.shift, model.buffers)
+
+    def submit(self, sequence: int, finish: float, sent: SentModel) -> None:
+        """See `Training`. Nothing begins before `take`."""
+
+    def release(self, sequence: int) -> None:
+        """See `Training`. Each training has arrays of its own."""
 
 
 class ValidationGradient:

@@ -21,11 +21,11 @@ from afflux.ops.errors import ConfigError
 from afflux.rules.files import code_digests
 from afflux.rules.specs import RuleSpec
 from afflux.sim.errors import DivergedError, ProcessKilledError, TrainingError
-from afflux.sim.results.audit_log import FOLDER, Count, file_stem, read_audit_log, truncate_file
+from afflux.sim.results.audit_log import FOLDER, file_stem, read_audit_log, truncate_file
 from afflux.sim.results.model_file import FOLDER as MODELS
 from afflux.sim.results.run_history import RunHistory
 from afflux.sim.results.run_result import ClientEvaluation, Evaluation, RunResult, evaluation_reader
-from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.config import Count, SimConfig
 from afflux.sim.workload.inputs import package_versions, refuse_other_inputs
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 

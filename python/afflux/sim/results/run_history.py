@@ -9,9 +9,10 @@ import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from afflux.aggregation.reports import Report
-from afflux.sim.results.audit_log import Count, RoundLine
+from afflux.sim.results.audit_log import RoundLine
 from afflux.sim.results.run_result import ClientEvaluation, Evaluation, RoundTotals
 from afflux.sim.workload.availability import Fate
+from afflux.sim.workload.config import Count
 from afflux.sim.workload.metrics import CLASSIFICATION
 
 MOST_REASONS = 20  #: the most reasons of rejections that are counted separately

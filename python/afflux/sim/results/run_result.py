@@ -17,8 +17,8 @@ from afflux.arrays.layout import Layout
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import RuleSpec
 from afflux.sim.errors import require
-from afflux.sim.results.audit_log import Count
 from afflux.sim.results.model_file import constants_sha256, load_model
+from afflux.sim.workload.config import Count
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 
 if TYPE_CHECKING:

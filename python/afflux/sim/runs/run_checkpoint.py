@@ -28,7 +28,7 @@ from afflux.sim.results.run_history import LOST, RunHistory
 from afflux.sim.results.run_result import evaluation_reader, params_sha256
 from afflux.sim.runs.recorder import RecordedServer
 from afflux.sim.setup import SimulationSetup
-from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.config import Count, SimConfig
 from afflux.sim.workload.inputs import refuse_other_inputs
 from afflux.store import info
 from afflux.store.files import new_file, opened, read_bytes
@@ -47,14 +47,14 @@ class CheckpointNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     afflux_run: int
     audit: audit_log.Label
     header: audit_log.Header
-    log_bytes: audit_log.Count
+    log_bytes: Count
     log_sha256: str
-    server: dict[str, audit_log.Count]
+    server: dict[str, Count]
     stream: LoopState
     arrays: Annotated[str, Meta(pattern=r"^clients-[0-9]{1,19}\.npz\Z")] | None
     history: RunHistory
     run_id: RunId
-    save_every: audit_log.Count = 0
+    save_every: Count = 0
     tensorboard: bool = False
 
     def check(self) -> None:
