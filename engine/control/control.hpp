@@ -4,7 +4,7 @@
 //     Decision decision = control.admit(push, now);         // a push, whose vector is in a slot
 //     if (decision.completes) {                             // the buffer is a round
 //       for (const Arrival* arrival : control.state().buffer.canonical()) ...   // weights by their facts
-//       auto arrivals = control.decide_round({/*steps=*/true});            // pushes may go on
+//       auto arrivals = control.decide_round({/*steps=*/true});                 // pushes may go on
 //       ...                                                 // the sweep over their slots
 //       control.commit();                                   // its version is the newest
 //     }

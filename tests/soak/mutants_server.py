@@ -131,7 +131,7 @@ ray: objects of dropped handles stay
 +        pass
 
 test_store_errors.py
-store: the version is told before it is saved
+store: a version is published before it is saved
 -return self.saved and bool(self.done)
 +return bool(self.done)
 store: a damaged row passes

@@ -12,7 +12,9 @@ import pytest
 
 from afflux import Layout, Server
 from afflux.rules import ca2fl, fadas, fedadam, fedavg, fedbuff, gsgm, mf_ca2fl, weights, wkafl
+from afflux.store import stored_state
 from conftest import ready
+from inside import aggregator_of
 from stores import same
 from variants import VARIANTS, serve, trace
 from variants import push as push_joins
@@ -213,3 +215,13 @@ def test_other_calls_than_pushes(save):
         return Server(ca2fl(buffer_size=3), np.ones(D), num_clients=5, log=True, **options)
 
     goes_on(save, make, play, 17, 30)
+
+
+def test_a_commit_writes_the_clients_that_have_entered_since_the_last_one(tmp_path):
+    server = Server(gsgm(buffer_size=2), np.zeros(2), num_clients=9, store=tmp_path / "store")
+    updates, written = [], stored_state.WrittenLists()
+    for client in range(6):
+        server.push(client=client, version=server.version, gradient=np.ones(2))
+        update, written = stored_state.list_updates(aggregator_of(server).admission.state, written)
+        updates.append((update["passed"].start, len(update["passed"].entries)))
+    assert updates == [(0, 1), (0, 2), (2, 1), (2, 2), (4, 1), (4, 2)]  # those in the buffer are written again

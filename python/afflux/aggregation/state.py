@@ -15,14 +15,11 @@ from afflux.rules.rule import ClientId, Rule, Scalars
 
 
 class Participation(NamedTuple):
-    """Gradient scheduling: the clients that have entered in the current pass.
-
-    The decisions that follow append to `order`.
-    """
+    """Gradient scheduling: the clients that have entered in the current pass."""
 
     num_clients: int
     order: list[ClientId]  #: the clients that have entered; those in the buffer are last
-    entered: int  #: valid entries of `order`
+    entered: int  #: the number of these clients
 
 
 class ServerState(Struct, frozen=True, eq=False):

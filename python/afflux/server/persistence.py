@@ -334,10 +334,10 @@ def checkpoint(store: Store, aggregator: Aggregator, notes: object, keep: Iterab
     Returns:
         The versions of `keep`, by number.
     """
-    kept = retained(keep)
-    _commit(store, aggregator, notes_as_json(notes), kept)
-    aggregator.retained = kept
-    return kept
+    versions = retained(keep)
+    _commit(store, aggregator, notes_as_json(notes), versions)
+    aggregator.retained = versions
+    return versions
 
 
 def commit(store: Store, aggregator: Aggregator) -> None:

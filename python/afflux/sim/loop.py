@@ -86,7 +86,7 @@ class EventLoop:
             num_clients: the number of arrivals in a pass, for rules that take each client once per pass.
             stale_models: the number of last models that clients may pull (`Dispatch.age`).
             controls: of SCAFFOLD, empty; None: another client optimizer.
-            selection: of the schedule, which is told of results if it reads them.
+            selection: that of the schedule. If it has `observe`, this is called with the result of each arrival.
             ends: whether the loop ends before this event.
         """
         self._servers, self._training, self._events, self._ends = servers, training, events, ends
