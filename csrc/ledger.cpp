@@ -228,15 +228,24 @@ py::object Ledger::counts_since_round() const { return counts_of(state().counts.
 
 py::object Ledger::pass_clients() const { return in_passes() ? integer(state().pass->num_clients()) : py::none(); }
 
-// Returns the first `count` clients that have entered in the pass.
-py::list Ledger::clients_of_pass(std::int64_t count) const {
-  py::list clients(static_cast<std::size_t>(count));
-  for (std::size_t i = 0; i < clients.size(); ++i) clients[i] = object_of(state().pass->order().at(i).id());
-  return clients;
+// Returns a list that begins with the first `count` clients that have entered in the pass. It grows with the pass.
+py::object Ledger::clients_of_pass(std::int64_t count) const {
+  if (!entered_) entered_ = py::list();
+  for (Py_ssize_t i = length_of(entered_); i < count; ++i) {
+    const py::object client = object_of(state().pass->order().at(static_cast<std::size_t>(i)).id());
+    if (PyList_Append(entered_.ptr(), client.ptr()) != 0) throw py::error_already_set();
+  }
+  return entered_;
+}
+
+// Forgets the clients of a pass that has ended, or that a discard has taken out.
+void Ledger::forget_clients() {
+  if (entered_ && (!in_passes() || length_of(entered_) > state().pass->entered())) entered_ = py::object();
 }
 
 py::object Ledger::entered() const {
-  return clients_of_pass(in_passes() ? static_cast<std::int64_t>(state().pass->order().size()) : 0);
+  const auto count = in_passes() ? static_cast<std::int64_t>(state().pass->order().size()) : 0;
+  return owned(PyList_GetSlice(clients_of_pass(count).ptr(), 0, count));
 }
 
 bool Ledger::has_entered(py::handle client) const {
@@ -398,6 +407,7 @@ void Ledger::drop_old_faults(Dropped& dropped) {
 void Ledger::start_round(const Decided* decided, Dropped& dropped) {
   for (py::object& arrival : now_.waiting) dropped.push_back(std::move(arrival));
   now_.waiting.clear();
+  forget_clients();
   if (!is_none(now_.next_rule)) dropped.push_back(std::exchange(now_.rule, std::exchange(now_.next_rule, py::none())));
   if (decided == nullptr) return;
   ++rounds_;
@@ -567,6 +577,7 @@ void Ledger::adopt(py::handle draft_object) {
   draft.faults_.clear();
   drop_old_faults(dropped);
   for (const control::TaskNumber task : draft.draft_->closed) drop_closed(task, dropped);
+  forget_clients();
   if (draft.cut_ && !is_none(now_.round)) keep_decided();
 }
 
@@ -687,6 +698,7 @@ py::object Ledger::load(py::handle state) {
   py::object before = list_of(now_.waiting);
   // From here on nothing fails.
   const auto old_control = std::exchange(control_, control);
+  const py::object old_clients = std::exchange(entered_, py::object());
   const Objects old = std::exchange(now_, std::move(objects));
   const py::object failure = std::exchange(failure_, py::none());
   const std::unique_ptr<Kept> decided = std::move(decided_);

@@ -282,7 +282,8 @@ class Ledger {
                          pybind11::handle staged_row, pybind11::handle task, const Decided* round,
                          pybind11::handle decided, Dropped& dropped);
   void start_round(const Decided* decided, Dropped& dropped);
-  pybind11::list clients_of_pass(std::int64_t count) const;
+  pybind11::object clients_of_pass(std::int64_t count) const;
+  void forget_clients();
   Kept kept() const;
   pybind11::object snapshot(const Kept& state) const;
   pybind11::object durable(std::int64_t version) const;
@@ -308,6 +309,7 @@ class Ledger {
   std::deque<pybind11::object> unreported_, faults_;
   std::map<control::TaskNumber, pybind11::object> opened_;  // the entries of the log that have opened the open tasks
   std::map<std::int64_t, pybind11::object> bases_;          // the versions that tasks hold
+  mutable pybind11::object entered_;  // a list: the clients of the pass, as far as snapshots have them; null: none
   // Of a draft:
   Ledger* begun_ = nullptr;
   std::optional<control::Draft> draft_;

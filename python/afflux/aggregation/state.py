@@ -18,8 +18,8 @@ class Participation(NamedTuple):
     """Gradient scheduling: the clients that have entered in the current pass."""
 
     num_clients: int
-    order: list[ClientId]  #: the clients that have entered; those in the buffer are last
-    entered: int  #: the number of these clients
+    order: list[ClientId]  #: the clients that have entered; those in the buffer are last; later ones are appended
+    entered: int  #: valid entries of `order`
 
 
 class ServerState(Struct, frozen=True, eq=False):

@@ -35,7 +35,7 @@ def list_updates(state: ServerState, before: WrittenLists) -> tuple[dict[str, Li
     updates, written = dict[str, ListUpdate](), WrittenLists()
     for name, (entries, record_of, count, open_) in lists.items():
         old_entries, fixed = before.get(name, ([], 0))
-        start = fixed if old_entries is entries or old_entries[:fixed] == entries[:fixed] else 0
+        start = fixed if old_entries is entries else 0
         updates[name] = ListUpdate(start, [record_of(entry) for entry in entries[start:count]])
         written[name] = entries, count - open_
     return updates, written
