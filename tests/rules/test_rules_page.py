@@ -8,6 +8,7 @@ import pytest
 
 from afflux import Server, ops
 from afflux.rules import RULES
+from afflux.rules.schedules import DelayAdaptive
 from conftest import ROOT
 
 PAGE = (ROOT / "docs" / "rules.md").read_text()
@@ -32,10 +33,13 @@ def test_what_is_off_by_default_is_named_with_its_option(name, option):
     assert "default" in RULES[name].__doc__
 
 
-def test_the_default_rate_of_fadas_is_said_to_be_constant():
+def test_that_fadas_does_not_adapt_its_rate_by_default_is_said_with_how_to_switch_it_on():
+    """On the page, by `afflux rules` and by `afflux rules fadas`."""
     assert RULES["fadas"]().step.lr == 0.001
+    assert RULES["fadas"](delay_adaptive="inverse").step.lr == DelayAdaptive(0.001, 1, "inverse")
     assert "by default with a constant eta" in ROWS["fadas"][2]
-    assert "lr is constant without `delay_adaptive`" in RULES["fadas"].__doc__.partition("\n")[0]  # `afflux rules`
+    assert '`delay_adaptive="inverse"`' in RULES["fadas"].__doc__.partition("\n")[0]
+    assert "By default the learning rate does not adapt to delays" in RULES["fadas"].__doc__
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -18,7 +18,7 @@ from afflux.rules.registry import registered_parts
 from afflux.rules.specs import format_option, literal_choices, rule_parameters
 from afflux.rules.staleness import StalenessLaw
 
-RULES_HELP = """Print the presets: their formulas, options and defaults.
+RULES_HELP = """Print the presets: what each does, its options and defaults; with NAME also its formula.
 
 Examples:
   afflux rules
@@ -80,12 +80,12 @@ def backends(arguments: Namespace) -> None:
 
 
 def describe_all_rules() -> Iterator[str]:
-    """Yield three lines a preset: its name and formula, its options with their defaults, and an empty one."""
+    """Yield three lines a preset: its name and what it does, its options with their defaults, and an empty one."""
     width = max(map(len, RULES)) + 2
     for name in RULES:
-        formula, _ = _docstring(name)
+        summary, _ = _docstring(name)
         options = (f"{option}={format_option(p.default)}" for option, p in rule_parameters(name).items())
-        yield f"{name:<{width}}{formula}"
+        yield f"{name:<{width}}{summary}"
         yield f"{'':<{width}}{' '.join(options)}"
         yield ""
 
@@ -93,17 +93,17 @@ def describe_all_rules() -> Iterator[str]:
 def describe_rule(name: str) -> Iterator[str]:
     """Yield the description of one rule with all its options; raise ConfigError for an unknown rule."""
     parameters = rule_parameters(name)
-    formula, more = _docstring(name)
+    summary, more = _docstring(name)
     paper = (sys.modules[rule_function(name).__module__].__doc__ or "").partition("\n")[0]
-    yield from (f"{name}    {paper}".rstrip(), "", formula, *(["", more] if more else []), "", "options:")
+    yield from (f"{name}    {paper}".rstrip(), "", summary, *(["", more] if more else []), "", "options:")
     for option, parameter in parameters.items():
         default = "" if parameter.default is parameter.empty else format_option(parameter.default)
         yield f"  {option:<18}{default:<18}{_kind(parameter.annotation)}".rstrip()
 
 
 def _docstring(name: str) -> tuple[str, str]:
-    formula, _, more = (inspect.getdoc(rule_function(name)) or "").partition("\n")
-    return formula, more.strip()
+    summary, _, more = (inspect.getdoc(rule_function(name)) or "").partition("\n")
+    return summary, more.strip()
 
 
 def _kind(annotation: Any) -> str:

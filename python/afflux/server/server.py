@@ -34,7 +34,7 @@ from afflux.store.store import Store
 
 
 class Server:
-    """The main entry point: params, versions, and a rule applied to every M arrivals.
+    """Holds the global model, takes updates from clients, and updates the model after every M of them.
 
     Args:
         rule: an aggregation rule, for example `afflux.rules.fedbuff(buffer_size=10)`.
@@ -210,7 +210,7 @@ class Server:
         buffers: "Tree | None" = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """Push a client's update, gradient or model. The M-th arrival makes a server step.
+        """Send a client's update, gradient or model to the server; the M-th one updates the global model.
 
         A client sends one of these three vectors. The sweep that copies the vector converts it to the kind that the
         rule takes:
@@ -308,7 +308,7 @@ class Server:
     def step(
         self, pushes: "Iterable[Finished]", out: "ops.Array | Tree | None" = None
     ) -> tuple[tuple[Receipt, ...], Report | None]:
-        """Make one round of the waiting arrivals and of these pushes, however many there are.
+        """Update the model now, from these finished clients and all waiting ones, however many there are.
 
         The result is that of these pushes to a server with rounds="flush", and then of `flush`: the same params,
         receipts, log and states. But the pushes and the round are one decision: if a push raises an error, or the round

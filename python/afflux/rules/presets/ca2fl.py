@@ -34,10 +34,11 @@ BUFFER_SIZE, SERVER_LR = 10, 1.0
 def ca2fl(
     *, buffer_size: int = BUFFER_SIZE, server_lr: Rate = SERVER_LR, codec: Codec | codecs.Name | None = None
 ) -> Rule:
-    """v = h + 1/|S| * sum_{i in S} (u_i - h_i), x += server_lr * v, then h_i = u_i (Algorithm 1).
+    """Update the model from every M updates, calibrated by each client's last one: for clients whose data differ.
 
-    h is the mean of all N clients' cached rows, which start at 0. State on the server: 4 d bytes per client that has
-    pushed, or the bytes of the codec, and 8 d for the float64 sum. Sweeps: one.
+    v = h + 1/|S| * sum_{i in S} (u_i - h_i), x += server_lr * v, then h_i = u_i (Algorithm 1). h is the mean of all N
+    clients' cached rows, which start at 0. State on the server: 4 d bytes per client that has pushed, or the bytes of
+    the codec, and 8 d for the float64 sum. Sweeps: one.
     """
     return Rule("ca2fl", "update", buffer_size, Uniform(), cached_difference(codec), Sgd(server_lr))
 
@@ -50,12 +51,13 @@ def mf_ca2fl(
     buffer_size: int = BUFFER_SIZE,
     server_lr: Rate = SERVER_LR,
 ) -> Rule:
-    """CA2FL with rows of few bits: h_i = Q(u_i) (section 5).
+    """Update the model as CA2FL does, and store clients' last updates in 8, 4, 2 or 1 bits an element.
 
-    v uses the full u_i and the decoded rows; with `quantize_direction` it uses Q(u_i), as in equation G.2. The paper
-    does not name Q. Probably Q has one scale for the whole vector ("affine-vector"). One scale for each 128 elements
-    ("affine") has a smaller error, and "rotated" the smallest for 4, 2 and 1 bits: docs/codecs.md. State on the
-    server: slightly more than d bits/8 bytes per client that has pushed, and 8 d for the float64 sum. Sweeps: one.
+    h_i = Q(u_i) (section 5). v uses the full u_i and the decoded rows; with `quantize_direction` it uses Q(u_i), as in
+    equation G.2. The paper does not name Q. Probably Q has one scale for the whole vector ("affine-vector"). One scale
+    for each 128 elements ("affine") has a smaller error, and "rotated" the smallest for 4, 2 and 1 bits:
+    docs/codecs.md. State on the server: slightly more than d bits/8 bytes per client that has pushed, and 8 d for the
+    float64 sum. Sweeps: one.
     """
     one_of(*codecs.FAMILIES)("mf_ca2fl", "codec", codec)
     rows = cached_difference(codecs.of_family(codec, bits), quantize_direction=quantize_direction)

@@ -1,4 +1,4 @@
-"""FADAS: AMSGrad on the server, by default with a constant rate; `delay_adaptive="inverse"` adapts it to delays.
+"""FADAS: AMSGrad on the server; its learning rate adapts to delays only with `delay_adaptive="inverse"`.
 
 @inproceedings{wang2024fadas,
   title = {{FADAS}: Towards Federated Adaptive Asynchronous Optimization},
@@ -39,14 +39,19 @@ def fadas(
     delay_adaptive: Literal["inverse", "minimum"] | None = None,
     threshold: int = THRESHOLD,
 ) -> Rule:
-    """x += lr m / (sqrt(v_hat) + epsilon), of the moments of D = mean(u); lr is constant without `delay_adaptive`.
+    """Take an AMSGrad step along the mean of every M updates; `delay_adaptive="inverse"` shortens steps of stale ones.
 
-    Algorithm 1 with eq. 3: m = beta1 m + (1 - beta1) D, v = beta2 v + (1 - beta2) D^2, v_hat = max(v_hat, v). The
-    default is the paper's FADAS without delay adaptation: lr is server_lr, however late the arrivals are. The paper's
-    delay-adaptive FADAS is `delay_adaptive="inverse"` or "minimum": if the largest staleness of the buffer, tau_max,
-    exceeds `threshold`, lr is server_lr / tau_max ("inverse": eq. 77, used in the paper's experiments) or
-    min(server_lr, 1 / tau_max) ("minimum": eq. 4). `bias_correction` computes as the authors' code (see
-    afflux.rules.optimizers). State on the server: m, v and v_hat, 12 d bytes. Sweeps: one.
+    By default the learning rate does not adapt to delays: lr is server_lr, however stale the updates are. This is the
+    paper's FADAS without delay adaptation. Its delay-adaptive FADAS is `delay_adaptive="inverse"` or "minimum": if the
+    largest staleness of the buffer, tau_max, exceeds `threshold`, lr is server_lr / tau_max ("inverse": eq. 77, used in
+    the paper's experiments) or min(server_lr, 1 / tau_max) ("minimum": eq. 4).
+
+    The step is x += lr m / (sqrt(v_hat) + epsilon) (Algorithm 1 with eq. 3), of the moments of D = mean(u):
+
+        m = beta1 m + (1 - beta1) D,  v = beta2 v + (1 - beta2) D^2,  v_hat = max(v_hat, v)
+
+    `bias_correction` computes as the authors' code (see afflux.rules.optimizers). State on the server: m, v and v_hat,
+    12 d bytes. Sweeps: one.
     """
     threshold = integer(0)("fadas", "threshold", threshold)
     lr: Rate = server_lr if delay_adaptive is None else DelayAdaptive(server_lr, threshold, delay_adaptive)

@@ -27,10 +27,10 @@ def fedams(
     epsilon: float = 1e-8,
     initial_v: float = 0.0,
 ) -> Rule:
-    """As fedadam, with v_hat = max(v_hat, v) under the root and epsilon outside it, as in FADAS.
+    """Take an AMSGrad step along the mean of a cohort's updates.
 
-    Its authors' code starts v and v_hat at 1e-3 (`initial_v`). State on the server: m, v and v_hat, 12 d bytes.
-    Sweeps: one.
+    As fedadam, with v_hat = max(v_hat, v) under the root and epsilon outside it, as in FADAS. Its authors' code starts
+    v and v_hat at 1e-3 (`initial_v`). State on the server: m, v and v_hat, 12 d bytes. Sweeps: one.
     """
     step = AmsGrad(server_lr, beta1, beta2, epsilon, initial_v)
     return Rule("fedams", "update", buffer_size, Uniform(), NONE, step)

@@ -18,8 +18,9 @@ from afflux.rules.weights import Examples
 
 
 def fedavg(*, buffer_size: int = 10, server_lr: Rate = 1.0) -> Rule:
-    """x += server_lr * sum_i (n_i / sum n) u_i (Algorithm 1); the synchronous baseline if M is the size of the cohort.
+    """Average a cohort's updates, weighted by their numbers of examples: the synchronous baseline.
 
-    State on the server: only params and the buffer. Sweeps: one.
+    x += server_lr * sum_i (n_i / sum n) u_i (Algorithm 1), where M is the size of the cohort. State on the server: only
+    params and the buffer. Sweeps: one.
     """
     return Rule("fedavg", "update", buffer_size, Examples(), NONE, Sgd(server_lr))

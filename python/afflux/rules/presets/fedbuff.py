@@ -32,11 +32,13 @@ def fedbuff(
     normalise: Normalise = "count",
     dialect: DialectName | Dialect = "paper",
 ) -> Rule:
-    """x += server_lr / M * sum_i s(staleness_i) u_i (Algorithm 1), s(t) = (1 + t)^-1/2 by default (section 5).
+    """Update the model from every M updates; the staler an update, the smaller its weight.
 
-    `normalise="weights"` divides by sum s instead of M. With `staleness=Constant()` this is the Async FL baseline of
-    CA2FL and FADAS. `staleness=None` selects the dialect's own law; it does not switch the law off. State on the
-    server: only params and the buffer. Sweeps: one.
+    x += server_lr / M * sum_i s(staleness_i) u_i (Algorithm 1), s(t) = (1 + t)^-1/2 by default (section 5).
+
+    `normalise="weights"` divides by sum s instead of M. `staleness=Constant()` gives all updates equal weights: the
+    Async FL baseline of CA2FL and FADAS. `staleness=None` selects the dialect's own function; it does not switch
+    staleness weights off. State on the server: only params and the buffer. Sweeps: one.
 
     `dialect` names a framework whose FedBuff is computed instead, or is one of `afflux.rules.presets.dialects` with its
     options, such as `appfl(num_clients=100)`. A dialect has its own law of staleness; `staleness` replaces it if the

@@ -29,8 +29,9 @@ def fedadam(
     epsilon: float = EPSILON,
     initial_v: float = 0.0,
 ) -> Rule:
-    """x += server_lr m / (sqrt(v) + epsilon), of the moments of D = mean(u).
+    """Take an Adam step along the mean of a cohort's updates.
 
+    x += server_lr m / (sqrt(v) + epsilon), of the moments of D = mean(u), where
     m = beta1 m + (1 - beta1) D, v = beta2 v + (1 - beta2) D^2.
 
     State on the server: m and v, 8 d bytes. Sweeps: one.
@@ -47,9 +48,9 @@ def fedyogi(
     epsilon: float = EPSILON,
     initial_v: float = 0.0,
 ) -> Rule:
-    """As fedadam, with v = v - (1 - beta2) D^2 sign(v - D^2).
+    """Take a Yogi step along the mean of a cohort's updates.
 
-    State on the server: m and v, 8 d bytes. Sweeps: one.
+    As fedadam, with v = v - (1 - beta2) D^2 sign(v - D^2). State on the server: m and v, 8 d bytes. Sweeps: one.
     """
     return Rule("fedyogi", "update", buffer_size, Uniform(), NONE, Yogi(server_lr, beta1, beta2, epsilon, initial_v))
 
@@ -62,9 +63,9 @@ def fedadagrad(
     epsilon: float = EPSILON,
     initial_v: float = 0.0,
 ) -> Rule:
-    """As fedadam, with v = v + D^2.
+    """Take an Adagrad step along the mean of a cohort's updates.
 
-    State on the server: m and v, 8 d bytes. Sweeps: one.
+    As fedadam, with v = v + D^2. State on the server: m and v, 8 d bytes. Sweeps: one.
     """
     step = Adagrad(server_lr, beta1, epsilon=epsilon, initial_v=initial_v)
     return Rule("fedadagrad", "update", buffer_size, Uniform(), NONE, step)

@@ -52,9 +52,10 @@ class GradientScheduling:
 
 
 def gsgm(*, buffer_size: int = 10, server_lr: Rate = 0.005, alpha: float = 0.1) -> Rule:
-    """x -= server_lr * (alpha * momentum + mean(g)); momentum is the mean of the last pass's directions.
+    """Take each client's gradient once per pass over all clients, with a global momentum: a baseline of WKAFL.
 
-    A client enters once per pass over all N clients (WKAFL section 6.1.2). State on the server: momentum and the sum
-    of the pass, 8 d bytes. Sweeps: one.
+    x -= server_lr * (alpha * momentum + mean(g)); momentum is the mean of the last pass's directions. A client enters
+    once per pass over all N clients (WKAFL section 6.1.2). State on the server: momentum and the sum of the pass, 8 d
+    bytes. Sweeps: one.
     """
     return Rule("gsgm", "gradient", buffer_size, GradientScheduling(alpha), NONE, Sgd(server_lr))

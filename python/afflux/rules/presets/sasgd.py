@@ -18,7 +18,9 @@ from afflux.rules.weights import Staleness
 
 
 def sasgd(*, buffer_size: int = 10, server_lr: Rate = 0.005, staleness: StalenessLaw = Inverse()) -> Rule:  # noqa: B008 - frozen
-    """x -= server_lr / M * sum_i g_i / max(staleness_i, 1) (WKAFL section 6.1.2).
+    """Divide each of every M gradients by its staleness: a baseline of WKAFL.
+
+    x -= server_lr / M * sum_i g_i / max(staleness_i, 1) (WKAFL section 6.1.2).
 
     Args:
         buffer_size: M.

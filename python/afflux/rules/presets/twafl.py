@@ -21,10 +21,11 @@ from afflux.rules.weights import Staleness
 
 
 def twafl(*, buffer_size: int = 10, server_lr: Rate = 0.005, normalise: Literal["count", "weights"] = "count") -> Rule:
-    """x -= server_lr * sum_i (n_i / n) (e/2)^-staleness_i g_i, n = sum n_i (WKAFL section 6.1.2).
+    """Weight every M gradients by examples and by staleness: a baseline of WKAFL.
 
-    n_i is the client's mini-batch size. `normalise="weights"` divides by the sum of the weights, as WKAFL's authors'
-    code does. State on the server: only params and the buffer. Sweeps: one.
+    x -= server_lr * sum_i (n_i / n) (e/2)^-staleness_i g_i, n = sum n_i (WKAFL section 6.1.2). n_i is the client's
+    mini-batch size. `normalise="weights"` divides by the sum of the weights, as WKAFL's authors' code does. State on
+    the server: only params and the buffer. Sweeps: one.
     """
     one_of("count", "weights")("twafl", "normalise", normalise)  # undivided, a step would be n times too long
     weigh = Staleness(Exponential(), normalise, by_examples=True)

@@ -1,4 +1,4 @@
-"""WKAFL: weights by the cosine with an estimate of the unbiased gradient; `stage_two_version` begins a second stage.
+"""WKAFL: weights by the cosine with an estimate of the unbiased gradient; its second stage needs `stage_two_version`.
 
 The buffer is read once for norms and cosines, twice if norms are clipped, and once by the step, which writes both
 params and the new estimate.
@@ -216,8 +216,9 @@ def wkafl(
     momentum: bool = True,
     memory: Literal["estimate", "aggregate"] = "estimate",
 ) -> Rule:
-    """x -= server_lr / (1 + gamma tau_min) * sum_i p_i g'_i over the gradients with cos(g'_i, estimate) >= sim_min.
+    """Weight every M gradients by their cosine with an estimate of the unbiased gradient, and reject small cosines.
 
+    x -= server_lr / (1 + gamma tau_min) * sum_i p_i g'_i over the gradients with cos(g'_i, estimate) >= sim_min:
     Algorithms 2 and 3 and eq. 4 to 10: see CosineSelection for g', p and the two stages. The ablations are the paper's:
     `selection=False` steps with the estimate and reports no cosines; `staleness=False` gives all arrivals equal weights
     in the estimate, with gamma = 0 (section 4.3.4); `momentum=False` has alpha = 0. The latter two have no bound

@@ -82,10 +82,11 @@ def zenopp(
     epsilon: float = EPSILON,
     scaled: bool = True,
 ) -> Rule:
-    """x -= server_lr * g', g' = g |v| / |g|, iff gamma <v, g'> - rho |g'|^2 >= -gamma epsilon (Algorithm 1), M = 1.
+    """Accept a gradient only if its score with a validation gradient is high enough: for clients that may be hostile.
 
-    v is a validation gradient: call `server.set_rule_vector("validation", v)` every few versions. `scaled=False`
-    uses |g|^2 in the second term, as the authors' code does. A rejected arrival does not advance the version. State
-    on the server: v, 4 d bytes. Sweeps: two, the inner products and the step.
+    x -= server_lr * g', g' = g |v| / |g|, iff gamma <v, g'> - rho |g'|^2 >= -gamma epsilon (Algorithm 1), M = 1. v is a
+    validation gradient: call `server.set_rule_vector("validation", v)` every few versions. `scaled=False` uses |g|^2 in
+    the second term, as the authors' code does. A rejected arrival does not advance the version. State on the server: v,
+    4 d bytes. Sweeps: two, the inner products and the step.
     """
     return Rule("zenopp", "gradient", 1, ScoreTest(gamma, rho, epsilon, scaled), NONE, Sgd(server_lr))
