@@ -31,7 +31,7 @@ from afflux.sim.results.finished_runs import (
     split_runs,
 )
 from afflux.sim.results.model_file import FOLDER as MODELS
-from afflux.sim.results.run_result import RunResult, group_by_rule, summarise
+from afflux.sim.results.run_result import RunResult, buffer_sizes, buffers_text, group_by_rule, summarise
 from afflux.sim.results.statistics import data_frame, paired_differences
 from afflux.sim.results.tensorboard import FOLDER as TENSORBOARD
 from afflux.sim.workload.config import IMAGES, OF_PRESENCE, SimConfig
@@ -244,6 +244,7 @@ def write_results(
 
 def _summary(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
     return {
+        "buffer_sizes": buffer_sizes(results),
         "mean_and_std_over_seeds": {
             label: {name: value._asdict() for name, value in row.items()}
             for label, row in summarise(results, config.target).items()
@@ -270,29 +271,37 @@ def _summary(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
 
 def describe_setting(config: SimConfig, results: Sequence[RunResult], failures: Sequence[FailedRun] = ()) -> str:
     """Return one line that describes the settings, and names the runs without a result."""
-    partition = config.partition
-    if partition == "dirichlet":
-        partition = f"Dirichlet({config.alpha:g})"
     seeds = len({run.seed for run in results})
     leaders = {run.leader for run in results} - {""}
     paired = f", all on the updates of {', '.join(sorted(leaders))}" if leaders else ""
-    task = f"{config.data}, {config.model}, {_clients(results, config.num_clients)} ({partition})"
-    if config.task != IMAGES:
-        division = ", ".join(f"{name} {value}" for name, value in results[0].division.items() if name != "num_clients")
-        total = results[0].division.get("num_clients", config.num_clients)
-        task = f"{config.task}, {_clients(results, total)}{division and f' ({division})'}"
+    task = " or ".join(dict.fromkeys(_task_text(run, results, config) for run in results))
     arrivals = sorted({len(run.staleness) for run in results})
     at_once = f", {_values(results, config, 'concurrency')} at once"
     at_once *= "concurrency" in _settings_read(results, config)
     values = {name: _values(results, config, name) for name in ("selection", *OF_PRESENCE)}
     presence = "".join(f"{name} {text}, " for name, text in values.items() if text != str(getattr(SimConfig, name)))
     reads = any(reads_results(str(run.settings.get("selection", config.selection))) for run in results)
+    sizes = buffer_sizes(results)
+    buffers = f"{buffers_text(sizes)}, " if sizes else ""
     own = ", each rule with dispatches of its own" if reads and not leaders else ""
     return (
         f"{task}{at_once}, delays {_values(results, config, 'delays')}, {presence}"
-        f"{' to '.join(map(str, arrivals[:: max(len(arrivals) - 1, 1)]))} arrivals, "
+        f"{' to '.join(map(str, arrivals[:: max(len(arrivals) - 1, 1)]))} arrivals, {buffers}"
         f"{seeds} seed{'s' if seeds > 1 else ''}{paired}{own}{''.join(f'; {run}' for run in failures)}"
     )
+
+
+def _task_text(run: RunResult, results: Sequence[RunResult], config: SimConfig) -> str:
+    """Return the task of a run, and how its data are divided."""
+    settings = asdict(config) | dict(run.settings)
+    total = run.division.get("num_clients", settings["num_clients"])
+    if settings["task"] != IMAGES:
+        division = ", ".join(f"{name} {value}" for name, value in run.division.items() if name != "num_clients")
+        return f"{settings['task']}, {_clients(results, total)}{division and f' ({division})'}"
+    partition = settings["partition"]
+    if partition == "dirichlet":
+        partition = f"Dirichlet({settings['alpha']:g})"
+    return f"{settings['data']}, {settings['model']}, {_clients(results, settings['num_clients'])} ({partition})"
 
 
 def _values(results: Sequence[RunResult], config: SimConfig, name: str) -> str:

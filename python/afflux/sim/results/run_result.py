@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -249,6 +250,11 @@ class RunResult(Evaluated):
             raise ConfigError(f"the model is not that of the run: {error}") from error
 
     @property
+    def buffer_size(self) -> int | None:
+        """M, the arrivals of a server step; None in a result without the parts of its rule."""
+        return self.parts.get("buffer_size")
+
+    @property
     def max_staleness(self) -> int:
         """Largest staleness of all arrivals."""
         return int(self.staleness.max(initial=0))
@@ -454,6 +460,24 @@ def group_by_rule(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     for result in results:
         groups.setdefault(result.spec.label, []).append(result)
     return groups
+
+
+def buffer_sizes(results: Sequence[RunResult]) -> dict[str, int]:
+    """Return M of each rule, by label, if all runs know it; else nothing."""
+    sizes = {run.spec.label: run.buffer_size for run in results}
+    known_sizes = {label: size for label, size in sizes.items() if size is not None}
+    return known_sizes if len(known_sizes) == len(sizes) else {}
+
+
+def buffers_text(sizes: Mapping[str, int]) -> str:
+    """Return M as a heading names it: the size of most rules, and the rules with another one.
+
+    >>> buffers_text({"fedbuff": 10, "ca2fl": 10, "mine": 5})
+    'M = 10 (mine: 5)'
+    """
+    usual = Counter(sizes.values()).most_common(1)[0][0]
+    others = ", ".join(f"{label}: {size}" for label, size in sizes.items() if size != usual)
+    return f"M = {usual}" + (f" ({others})" if others else "")
 
 
 class Summary(dict[str, dict[str, Statistics]]):

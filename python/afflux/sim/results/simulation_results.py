@@ -1,7 +1,7 @@
 """The results of a simulation of several rules and seeds: histories, statistics, data frames, figure, run folder."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,8 @@ from afflux.sim.results.statistics import (
     reach_targets,
     usual_targets,
 )
-from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.config import OF_CLIENTS, SimConfig
+from afflux.sim.workload.ignored_settings import SETTINGS
 
 
 class SimulationResults(tuple[RunResult, ...]):
@@ -32,13 +33,18 @@ class SimulationResults(tuple[RunResult, ...]):
 
     config: SimConfig  #: the settings of the runs
     failures: tuple[FailedRun, ...]  #: the runs without a result: one has diverged, ...
+    varied: tuple[str, ...]  #: the settings in which runs of merged results differ, each a column of tables
 
     def __new__(
-        cls, runs: Iterable[RunResult], config: SimConfig, failures: Iterable[FailedRun] = ()
+        cls,
+        runs: Iterable[RunResult],
+        config: SimConfig,
+        failures: Iterable[FailedRun] = (),
+        varied: Iterable[str] = (),
     ) -> "SimulationResults":
         """Hold results of runs with these settings."""
         results = super().__new__(cls, runs)
-        results.config, results.failures = config, tuple(failures)
+        results.config, results.failures, results.varied = config, tuple(failures), tuple(varied)
         return results
 
     @classmethod
@@ -51,15 +57,29 @@ class SimulationResults(tuple[RunResult, ...]):
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         """Return what a copy is made from."""
-        return tuple(self), self.config, self.failures
+        return tuple(self), self.config, self.failures, self.varied
 
-    def merge(self, *others: "SimulationResults") -> "SimulationResults":
-        """Return these results and others, with the settings of these; raise ConfigError for a run that is in two."""
-        runs, failures = [run for one in (self, *others) for run in one], [one.failures for one in (self, *others)]
-        for run, count in Counter((run.spec.label, run.seed) for run in runs).items():
+    def merge(self, *others: "SimulationResults", allow: Sequence[str] = ()) -> "SimulationResults":
+        """Return these results and others, which differ from them in nothing but rules and seeds.
+
+        Args:
+            others: further results.
+            allow: names of settings, such as "alpha", that may differ, too. Each that does is a column of the tables of
+                `to_dataframe`, and its value is part of the rules' labels.
+
+        Raises:
+            ConfigError: the settings, or the data of a seed, differ; or a run is in two of the results.
+        """
+        for name in allow:
+            known("setting", name, SETTINGS)
+        varied = {*self.varied}.union(*(_refuse_other_runs(self, other, allow) for other in others))
+        names = [name for name in SETTINGS if name in varied]
+        every = [run for one in (self, *others) for run in _labelled(one, names)]
+        failures = chain.from_iterable(one.failures for one in (self, *others))
+        for run, count in Counter((run.spec.label, run.seed) for run in every).items():
             if count > 1:
                 raise ConfigError(f"there are {count} runs of {run[0]}, seed {run[1]}: relabel the rule of one first")
-        return SimulationResults(sorted(runs, key=lambda run: run.seed), self.config, chain.from_iterable(failures))
+        return SimulationResults(sorted(every, key=lambda run: run.seed), self.config, failures, names)
 
     def relabel(self, labels: Mapping[str, str]) -> "SimulationResults":
         """Return the results with other labels of rules, by the present ones; the folder keeps its own.
@@ -73,11 +93,7 @@ class SimulationResults(tuple[RunResult, ...]):
         if len({labels.get(label, label) for label in present}) < len(present):
             raise ConfigError(f"two rules would have the same label: {', '.join(labels.values())}")
 
-        def renamed(run: RunResult) -> RunResult:
-            spec = replace(run.spec, label=labels.get(run.spec.label, run.spec.label))
-            return replace(run, spec=spec, leader=labels.get(run.leader, run.leader))
-
-        return SimulationResults(map(renamed, self), self.config, self.failures)
+        return SimulationResults((_renamed(run, labels) for run in self), self.config, self.failures, self.varied)
 
     def of(self, rule: str, seed: int) -> RunResult:
         """Return the run of the rule with this label and seed; raise KeyError, which lists them, if there is none."""
@@ -128,7 +144,11 @@ class SimulationResults(tuple[RunResult, ...]):
             ConfigError: an unknown table.
             MissingExtraError: pandas is not installed.
         """
-        return data_frame(self, table, self.config.target)
+        frame = data_frame(self, table, self.config.target)
+        for place, name in enumerate(self.varied if "rule" in frame else (), 1):
+            values = {run.spec.label: setting_of(run, name) for run in self}
+            frame.insert(place, name, frame["rule"].map(values))
+        return frame
 
     def draw(
         self,
@@ -196,7 +216,50 @@ class SimulationResults(tuple[RunResult, ...]):
         return f"SimulationResults({'; '.join(found)})"
 
 
-def read_results(*folders: Path | str, labels: Mapping[str, str] | None = None) -> SimulationResults:
+#: Settings that change no run: where the data are, what tables show, and the evaluations of single clients.
+_OF_TABLES = {"data_dir", "target", *OF_CLIENTS}
+
+
+def setting_of(run: RunResult, name: str) -> Any:
+    """Return the value of a setting of a run; its default if the run has not read it."""
+    return run.settings.get(name, getattr(SimConfig, name))
+
+
+def _refuse_other_runs(mine: SimulationResults, other: SimulationResults, allow: Sequence[str]) -> set[str]:
+    """Return the settings among `allow` in which the runs differ; raise ConfigError if they differ in others."""
+    differing: dict[str, str] = {}
+    for name in (name for name in SETTINGS if name not in _OF_TABLES):
+        values = [{setting_of(run, name) for run in runs} for runs in (mine, other)]
+        if values[0] != values[1]:
+            differing[name] = " and ".join(" or ".join(sorted(map(str, each))) for each in values)
+    if refused := [name for name in differing if name not in {*allow, *mine.varied, *other.varied}]:
+        listed = ", ".join(f"{name} is {differing[name]}" for name in refused)
+        raise ConfigError(
+            f"the runs differ in more than rule and seed: {listed}; allow={[*allow, *refused]} makes columns of them"
+        )
+    for run in mine if not differing else ():
+        inputs = next((own.inputs for own in other if own.seed == run.seed), run.inputs)
+        if names := sorted(name for name in run.inputs.keys() & inputs.keys() if run.inputs[name] != inputs[name]):
+            raise ConfigError(f"the runs with seed {run.seed} had different inputs: {', '.join(names)}")
+    return {*differing}
+
+
+def _labelled(results: SimulationResults, names: Sequence[str]) -> Iterator[RunResult]:
+    """Yield the runs, whose labels contain the values of settings that they do not contain yet."""
+    for run in results:
+        more = "".join(f", {name} {setting_of(run, name)}" for name in names if name not in results.varied)
+        yield _renamed(run, {label: label + more for label in (run.spec.label, run.leader) if label})
+
+
+def _renamed(run: RunResult, labels: Mapping[str, str]) -> RunResult:
+    """Return the run with other labels of its rule and its leader, by the present ones."""
+    spec = replace(run.spec, label=labels.get(run.spec.label, run.spec.label))
+    return replace(run, spec=spec, leader=labels.get(run.leader, run.leader))
+
+
+def read_results(
+    *folders: Path | str, labels: Mapping[str, str] | None = None, allow: Sequence[str] = ()
+) -> SimulationResults:
     """Read the results of the runs in run folders, from their records and audit logs; nothing is executed.
 
     A command may still write to a folder: the runs that have ended are read.
@@ -204,17 +267,19 @@ def read_results(*folders: Path | str, labels: Mapping[str, str] | None = None) 
     Args:
         folders: of `Simulation.run(out=...)`, or of the command line. The settings are those of the first.
         labels: other labels of rules, for tables and figures, by the present ones.
+        allow: see `SimulationResults.merge`: the runs of several folders must have the same settings otherwise.
 
     Returns:
         The runs that have ended, as they were written, but without params; `RunResult.load` reads these from models/.
 
     Raises:
-        ConfigError: a file is missing, or does not hold what a run writes; or a rule and seed is in two folders.
+        ConfigError: a file is missing, or does not hold what a run writes; the runs of two folders
+            are not comparable; or a rule and seed is in two folders.
     """
     if not folders:
         raise ConfigError("give at least one run folder")
     first, *others = (_read_folder(Path(folder)) for folder in folders)
-    return first.merge(*others).relabel(labels or {})
+    return first.merge(*others, allow=allow).relabel(labels or {})
 
 
 def _read_folder(folder: Path) -> SimulationResults:

@@ -17,6 +17,7 @@ from afflux.sim.results.run_result import (
     PLACE,
     RunResult,
     TimeStatistics,
+    buffer_sizes,
     group_by_rule,
     seed_statistics,
     summarise,
@@ -27,6 +28,7 @@ from afflux.sim.workload.metrics import Metric
 
 #: The shares in a table of targets, if a run has reached them.
 USUAL_TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+BUFFER_SIZE_TITLE = "arrivals per step, M"
 LEVEL = 0.95  #: level of confidence intervals
 WILCOXON_SEEDS = 6  #: with fewer pairs the smallest p of Wilcoxon's test, 2 / 2^n, is above 5 %
 
@@ -185,22 +187,23 @@ def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) ->
     """
     groups, summary = group_by_rule(results), summarise(results, target)
     metric, goal = score_of(results), shown_target(results, target)
-    shown = []
+    shown, buffers, seeds = list[tuple[str, list[str]]](), buffer_sizes(results), len({run.seed for run in results})
+    if buffers:
+        shown.append((BUFFER_SIZE_TITLE, [str(buffers[label]) for label in groups]))
     for number in (*NUMBERS, *CLIENT_NUMBERS):
         name = number.name.replace("score", metric.name)
         if not (number.brief or not brief) or name not in next(iter(summary.values())):
             continue
-        values = ((summary[label][name], len(runs)) for label, runs in groups.items())
+        values = [row[name] for row in summary.values()]
         if number.of_score:
             digits, scale = (number.digits, 100) if metric.is_share else (None, 1)
-            shown.append((metric.title(number.title), [value.text(n, digits, scale) for value, n in values]))
+            shown.append((metric.title(number.title), [value.text(seeds, digits, scale) for value in values]))
         elif goal is not None or "{}" not in number.title:
             title = number.title.format("" if goal is None else metric.text(goal))
-            shown.append((title, [value.text(n, number.digits, number.scale) for value, n in values]))
+            shown.append((title, [value.text(seeds, number.digits, number.scale) for value in values]))
     for decision in sorted({name for run in results for name in run.decisions} - {"joined"}):
         counts = [seed_statistics([run.decisions.get(decision, 0) for run in groups[label]]) for label in groups]
-        cells = [value.text(len(groups[label]), 0) for label, value in zip(groups, counts, strict=True)]
-        shown.append((f"{decision} arrivals", cells))
+        shown.append((f"{decision} arrivals", [value.text(seeds, 0) for value in counts]))
     seconds, sizes = ([row[name][0] for row in summary.values()] for name in ("server_ms", "state_bytes"))
     shown.append(("server ms per round", ["-" if math.isnan(mean) else f"{mean:.3f}" for mean in seconds]))
     shown.append(("server state", [in_bytes(mean) for mean in sizes]))
@@ -213,7 +216,11 @@ def latex_table(results: Sequence[RunResult], target: float, titles: Sequence[st
     rows = dict(summary_rows(results, target, brief=True))
     metric, goal = score_of(results), shown_target(results, target)
     sign = 1 if metric.lower_is_better else -1
-    scores = [sign * seed_statistics([run.final_score for run in runs]).mean for runs in groups.values()]
+    seeds = {run.seed for run in results}
+    is_whole = [len({run.seed for run in runs}) == len(seeds) for runs in groups.values()]
+    finals = [seed_statistics([run.final_score for run in runs]) for runs in groups.values()]
+    # What was not measured with all seeds is never the best.
+    scores = [sign * mean if whole else math.inf for (mean, *_), whole in zip(finals, is_whole, strict=True)]
     best = min(zip(scores, groups, strict=True), key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])[1]
     costs = {metric.title("final {}"): scores}
     for number in NUMBERS:
@@ -224,8 +231,10 @@ def latex_table(results: Sequence[RunResult], target: float, titles: Sequence[st
             ]
     costs["server ms per round"] = [row["server_ms"][0] for row in summary.values()]
     costs["server state"] = [row["state_bytes"][0] for row in summary.values()]
-    columns = {title: list(map(_latex, rows[title])) for title in costs}
-    for title, values in costs.items():
+    shown = [title for title in (BUFFER_SIZE_TITLE, *costs) if title in rows]
+    columns = {title: list(map(_latex, rows[title])) for title in shown}
+    for title, numbers in costs.items():
+        values = [number if whole else math.inf for number, whole in zip(numbers, is_whole, strict=True)]
         finite = [value for value in values if math.isfinite(value)]
         if finite and (min(finite) < max(finite) or len(finite) < len(values)):
             columns[title] = [
@@ -239,23 +248,23 @@ def latex_table(results: Sequence[RunResult], target: float, titles: Sequence[st
     against = {row[1 - place]: row for row in pairs if row[place] == best and row.seeds > 1}
     pair_notes = ""
     if against:
-        gaps, seeds = [against.get(label) for label in groups], min(row.seeds for row in against.values())
+        gaps, fewest = [against.get(label) for label in groups], min(row.seeds for row in against.values())
         columns[f"{'above' if metric.lower_is_better else 'below'} the best [{LEVEL:.0%}]"] = [
             "-" if row is None else "${}$ [${}$, ${}$]".format(*map(metric.difference, (row.mean, row.low, row.high)))
             for row in gaps
         ]
-        tests = {"p (t, Holm)": "p_holm"} | ({} if wilcoxon_note(seeds) else {"p (Wilcoxon)": "p_wilcoxon"})
+        tests = {"p (t, Holm)": "p_holm"} | ({} if wilcoxon_note(fewest) else {"p (Wilcoxon)": "p_wilcoxon"})
         for title, name in tests.items():
             columns[title] = ["-" if row is None else _latex(p_text(getattr(row, name))) for row in gaps]
         unit = "points" if metric.is_share else metric.unit
         pair_notes = f" Paired differences to {best}{f' in {unit}' if unit else ''}; "
-        pair_notes += f"the t test is adjusted by Holm for all pairs of rules. {wilcoxon_note(seeds)}"
+        pair_notes += f"the t test is adjusted by Holm for all pairs of rules. {wilcoxon_note(fewest)}"
     for beginning in titles or ():
         if not any(title.startswith(beginning) for title in columns):
             known("column", beginning, columns)
     if titles is not None:
         columns = {title: columns[title] for begin in titles for title in columns if title.startswith(begin)}
-    notes += pair_notes if columns.keys() - costs else ""
+    notes += pair_notes if columns.keys() - costs - {BUFFER_SIZE_TITLE} else ""
     table = [["", *map(_latex, columns)], *zip(map(_latex, groups), *columns.values(), strict=True)]
     head, *body = (" & ".join(row) + " \\\\" for row in table)
     lines = [f"\\begin{{tabular}}{{l{'r' * len(columns)}}}", "\\toprule", head, "\\midrule", *body, "\\bottomrule"]

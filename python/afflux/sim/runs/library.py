@@ -17,6 +17,7 @@ from afflux.sim.results import audit_log, run_folder
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.results.finished_runs import Job, Runs, check_inputs
 from afflux.sim.results.run_history import JobProgress, OnEvaluation
+from afflux.sim.results.run_result import buffers_text
 from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.tensorboard import FOLDER, event_files, require_tensorboard
 from afflux.sim.runs.compare import compare, inputs_of_jobs, make_jobs
@@ -256,6 +257,7 @@ class Simulation:
             MissingExtraError: a package is not installed.
         """
         save_every = integer(0)("run", "save_every", save_every)
+        _warn_of_buffer_sizes(self.jobs)
         options: dict[str, Any] = {"processes": processes, "workers": workers, "watch": watch}
         options["on_evaluation"] = on_evaluation
         if out is None:
@@ -379,6 +381,14 @@ def run_in_folder(
                 error.add_note(f"continue with: {_resuming(store.path, jobs[0].spec, config)}")
             raise
         return SimulationResults.of_runs(finished, config).write(folder)
+
+
+def _warn_of_buffer_sizes(jobs: Iterable[Job]) -> None:
+    """Warn if the rules that have a buffer do not take as many arrivals per step: that alone changes their scores."""
+    rules = {spec.label: spec.build() for job in jobs for spec in (job.spec, *job.followers)}
+    sizes = {label: rule.buffer_size for label, rule in rules.items() if rule.buffer_size > 1}
+    if len({*sizes.values()}) > 1:
+        _LOGGER.warning("the rules differ in their buffers, %s: compare them at equal M", buffers_text(sizes))
 
 
 def _resuming(store: Path, spec: RuleSpec, config: SimConfig) -> str:

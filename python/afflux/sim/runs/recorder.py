@@ -63,6 +63,7 @@ class RecordedServer:
         if history is None:
             values = self._evaluated().result()
             first = Evaluation(0, self.server.version, 0.0, *values, names=self._names)
+            config.check_unit(first.score, setup.metrics[0])
             history = RunHistory([first], pulls=0, messages_at_evaluations=[(0, 0)])
         self.history = history
         self.record = RunRecord(spec, setup, leader, self.server, history)  #: The audit log and the result of the run.
@@ -141,13 +142,14 @@ class RecordedServer:
         With `wait`, wait for all evaluations that were started.
 
         Raises:
-            ConfigError: as `Trainer.evaluate`.
+            ConfigError: as `Trainer.evaluate`, and `SimConfig.check_unit`.
             WorkerError: a worker has failed.
         """
         started = self._started
         while started and (wait or started[0].figures.done()):
             place, figures, round_means, messages = started[0]
             evaluation = Evaluation(*place, *figures.result(), names=self._names)
+            self._setup.config.check_unit(evaluation.score, self._setup.metrics[0])
             started.popleft()
             if self.history.messages_at_evaluations is not msgspec.UNSET:
                 self.history.messages_at_evaluations.append(messages)

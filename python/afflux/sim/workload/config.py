@@ -324,19 +324,18 @@ class SimConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}, which is read only with {unread[name]}")
 
     def is_reached(self, arrivals: int, version: int, score: float, metric: Metric) -> bool:
-        """Return whether a run ends after these arrivals and rounds, with this score at its last evaluation.
-
-        Raises:
-            ConfigError: the score reaches the target only because it has another unit, such as per cent.
-        """
+        """Return whether a run ends after these arrivals and rounds, with this score at its last evaluation."""
         is_target = self.stop_at_target and metric.reaches(score, self.target)
-        if is_target and metric.is_in_unit(self.target) and not metric.is_in_unit(score):
+        return arrivals >= self.arrivals or 0 < self.rounds <= version or is_target
+
+    def check_unit(self, score: float, metric: Metric) -> None:
+        """Raise ConfigError if a score reaches the target only because it has another unit, such as per cent."""
+        if metric.reaches(score, self.target) and metric.is_in_unit(self.target) and not metric.is_in_unit(score):
             range_ = "a share, from 0 to 1" if metric.is_share else "from {:g} to {:g}".format(*metric.bounds)
             raise ConfigError(
                 f"the {metric.words} of an evaluation is {score:g}, but it is declared as {range_}, as the target "
                 f"{self.target:g} is: return such a number, or give the target in the same unit"
             )
-        return arrivals >= self.arrivals or 0 < self.rounds <= version or is_target
 
     @property
     def _built_in(self) -> bool:
