@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import own_tasks
 from afflux.rules.specs import RuleSpec
 from afflux.sim import ConfigError, Simulation, partitioned, read_results, sgd
+from afflux.sim.results.report_html import _divided
 from afflux.sim.results.run_folder import describe_setting
 from afflux.sim.results.run_result import Evaluation, RunResult
+from afflux.sim.results.simulation_results import SimulationResults
 from afflux.sim.results.statistics import latex_table
 from afflux.sim.workload.config import SimConfig
 from conftest import check_refused
@@ -93,18 +96,41 @@ def test_each_page_names_the_buffer_sizes(tmp_path, caplog):
     assert "M = 4 (" in describe_setting(results.config, read_results(out))
 
 
-def test_a_mean_of_fewer_seeds_is_never_the_bold_one():
-    def result(label, seed, accuracy, state_bytes):
-        rows = tuple(Evaluation(10 * i, i, 2.5 * i, value, 1.0) for i, value in enumerate((0.1, accuracy)))
-        none = np.zeros(1, np.int64)
-        return RunResult(RuleSpec(label, (), label), seed, rows, none, none, np.ones(1), state_bytes, 4, np.zeros(2))
+def result_of(label, seed, scores, state_bytes=8):
+    rows = tuple(Evaluation(10 * i, i, 2.5 * i, score, 1.0) for i, score in enumerate(scores))
+    none = np.zeros(1, np.int64)
+    return RunResult(RuleSpec(label, (), label), seed, rows, none, none, np.ones(1), state_bytes, 4, np.zeros(2))
 
-    whole = [result(label, seed, score, 8) for label, score in (("a", 0.7), ("b", 0.6)) for seed in range(4)]
-    table = latex_table([*whole, result("c", 0, 0.9, 4)], 0.65).splitlines()
+
+def test_a_mean_of_fewer_seeds_is_never_the_bold_one():
+    whole = [result_of(label, seed, (0.1, score)) for label, score in (("a", 0.7), ("b", 0.6)) for seed in range(4)]
+    table = latex_table([*whole, result_of("c", 0, (0.1, 0.9), 4)], 0.65).splitlines()
     rows = {cells[0]: cells[1:] for row in table if len(cells := row.split(" & ")) > 1}
     assert rows["a"][0].startswith(r"\textbf{70.0")
     assert (rows["c"][0], "textbf" in "".join(rows["c"])) == ("90.0 (1 of 4)", False)
     assert "Paired differences to a" in table[-1]
+
+
+@pytest.mark.parametrize(
+    ("scores", "bottom"), [([0.1, 0.7, 0.9, 0.92, 0.95], 0.69), ([0.1, 0.2, 0.4, 0.6, 0.9], 0.0)], ids=["late", "slow"]
+)
+def test_the_axis_of_a_share_begins_where_curves_are_read(scores, bottom, monkeypatch, tmp_path):
+    """With a mark if it leaves out the first quarter of a curve; the legend's labels are the rules' own."""
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **more: drawn.append(figure))
+    runs = [result_of(label, 0, scores) for label in ("FedBuff", "_own")]
+    SimulationResults(runs, SimConfig(target=0.8)).draw(tmp_path / "figure.pdf")
+    (figure,) = drawn
+    assert figure.axes[0].get_ylim()[0] == pytest.approx(bottom, abs=0.07)
+    marks = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
+    assert len(marks) == (bottom > 0)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedBuff", "_own", "target 80%"]
+
+
+def test_rows_that_compare_nothing_stand_below_the_curves():
+    rows = [("score", ["1", "2"]), ("dropped", ["3", "-"]), ("size", ["4", "4"]), ("some", ["5", "-"])]
+    assert _divided(rows) == ([["score", "1", "2"]], [["dropped", "3", "-"], ["size", "4", "4"], ["some", "5", "-"]])
+    assert _divided([("size", ["4"])]) == ([["size", "4"]], [])
 
 
 def test_a_score_in_per_cent_is_an_error_though_the_run_stops_at_no_target():

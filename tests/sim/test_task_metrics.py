@@ -194,7 +194,7 @@ def test_figures_and_tables_for_print(tmp_path, monkeypatch):
     assert 10 < score.get_ylim()[0] < 20
     assert score.get_ylim()[1] > 50
     assert auc.get_ylim()[1] <= 1
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()][2] == "\u200btarget 25 $x$"
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()][2] == "target 25 $x$"
     text = "unknown panel 'accuracy'; known: auc, participation, perplexity, score, staleness"
     check_refused(text, results.draw, tmp_path / "one.svg", panels=["accuracy"])
 

@@ -101,14 +101,15 @@ def draw_comparison(
             labels.append(f"target {score.text(goal, '.0f')}")
         legend = figure.legend(
             handles,
-            ["\u200b" + label for label in labels],  # a label that begins with _ would be left out
+            list(map(str, range(len(handles)))),  # a label that begins with _ would be left out
             loc="outside lower center",
             ncols=legend_columns,
             frameon=False,
             handlelength=3.6,  # shows all dashes
         )
-        for text in legend.get_texts():
+        for text, label in zip(legend.get_texts(), labels, strict=True):
             text.set_parse_math(False)
+            text.set_text(label)
         if title:
             figure.suptitle(title, fontsize=11, parse_math=False)
         figure.savefig(path, format=suffix, dpi=150 if size[0] > 7 else 300, metadata=UNDATED[suffix])
@@ -139,6 +140,19 @@ def draw_metric(
         axes.axhline(target, color="#888888", linewidth=0.8, linestyle=":")
     low, high = axes.get_ylim()  # fits the curves and the target, with a margin
     axes.set_ylim(max(low, metric.bounds[0]), min(high, metric.bounds[1]))
+    if metric.is_share and not metric.lower_is_better:
+        late = [y[len(y) // 4 :] for runs in groups.values() for y in curve(runs, across, metric.name).y]
+        _break_axis(axes, np.concatenate([*late, [] if target is None else [target]]))
+
+
+def _break_axis(axes: Axes, values: np.ndarray) -> None:
+    """Begin the vertical axis below the least of these values, with a mark, if that leaves out a third of it."""
+    low, high = axes.get_ylim()
+    start = np.nanmin(values, initial=high)
+    if start - low > (high - low) / 3:
+        axes.set_ylim(start - (high - start) / 10, high)
+        mark: Any = {"marker": [(-1, -0.6), (1, 0.6)], "markersize": 8, "color": "#888888", "linestyle": "none"}
+        axes.plot([0, 0], [0.02, 0.05], transform=axes.transAxes, clip_on=False, **mark)
 
 
 def draw_curve(axes: Axes, drawn: Curve, label: str, index: int | None) -> None:
@@ -219,5 +233,5 @@ def draw_participation(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) ->
     style_axes(axes)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlabel("clients, from the busiest on")
+    axes.set_xlabel("clients, busiest first")
     axes.set_ylabel("share of the arrivals")

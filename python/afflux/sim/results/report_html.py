@@ -83,7 +83,7 @@ def render_report(
         metric=metric,
         target=None if goal is None else metric.text(goal),
         level=f"{LEVEL:.0%}",
-        summary=[[title, *cells] for title, cells in summary_rows(results, target, brief=False)],
+        summary=_divided(summary_rows(results, target, brief=False)),
         curves=list(_curves(groups, shown_metrics(results), goal)),
         differences=_differences(differences[:MOST_PAIRS], metric),
         wilcoxon=wilcoxon_note(min((row.seeds for row in differences), default=0)),
@@ -97,6 +97,15 @@ def render_report(
         configuration=configuration,
         logs=logs,
     )
+
+
+def _divided(rows: Sequence[tuple[str, list[str]]]) -> tuple[TextRows, TextRows]:
+    """Return the rows by which rules can be compared; then those of equal numbers, or with the number of one rule."""
+    parts: tuple[TextRows, TextRows] = [], []
+    for title, cells in rows:
+        differs = len({*cells}) > 1 and sum(cell != "-" for cell in cells) > 1
+        parts[0 if differs or len(cells) == 1 else 1].append([title, *cells])
+    return parts
 
 
 class Chart(NamedTuple):
