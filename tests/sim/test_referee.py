@@ -197,7 +197,7 @@ def test_the_page_of_all_runs_says_which_rule_to_use(tmp_path):
     text = (tmp_path / "rules.md").read_text()
     assert "728 of 728 runs" in text
     for condition in CONDITIONS:
-        assert f"- **{condition}**: ca2fl (82.2 %); FedBuff 80.2 %." in text
+        assert f"- **{condition}**: ca2fl (82.2 %); fedbuff 80.2 %." in text
     assert "- **As little memory as FedBuff**: fedbuff (80.2 % over all conditions)." in text
     overall = page.content["overall"]
     assert [overall[label]["is"] for label in ("ca2fl", "afa_cs", "fedasync")] == ["better", "level", "worse"]

@@ -59,14 +59,12 @@ BAND = 0.005
 GUESS = 0.1
 TARGET = 0.9
 NOTE = (
-    "A rule is *better* or *worse* than FedBuff if its mean difference exceeds the band of .5 points and Holm's p is "
-    "below .05, *level* if it is in the band, which does not show that the two are equal: most intervals are wider; "
-    "else not decided. The pairs are not all independent: the five seeds of a condition have one tuned setting. *By "
-    "arrivals*: over the last quarter of the arrivals. A run in which a client diverges counts as a guess, and is in "
-    "none of the columns from *time to 90%* on. gsgm's runs are of an old form, in which a client that had entered in "
-    "a pass went on, and its arrivals waited for the next pass: with today's, which blocks the client, they are to be "
-    "made again. The table does not show: other models, data and numbers of clients; longer runs; "
-    "what more trials would find; codecs of messages; faulty or hostile clients."
+    "- *better* or *worse* than FedBuff: the mean difference is larger than .5 points, and Holm's p is below .05. "
+    "*level*: it is at most .5 points; rules may still differ, as most intervals are wider.\n- The pairs are not "
+    "independent: five seeds share one tuned setting. *by condition* has the interval of the four conditions' means.\n"
+    "- *by arrivals*: over the last quarter of the arrivals.\n- Diverged runs count as guesses, and are left out from "
+    "*time to 90%* on.\n- gsgm's runs are older than its present form, which blocks a client until a pass ends.\n- Not "
+    "shown: other models, data and numbers of clients; longer runs; more trials; codecs; faulty or hostile clients.\n"
 )
 
 
@@ -159,7 +157,7 @@ def referee() -> Iterator[Table]:
     """Yield the table."""
     reading = Reading("mean test accuracy over the last quarter of equal virtual time", late_in_time)
     needs = f"MNIST, LeNet-5, 100 clients, 20 at once, buffers of 10, {ARRIVALS:,} arrivals; {TRIALS} trials"
-    shows = "every rule under four conditions, tuned alike, compared with FedBuff"
+    shows = "every rule under four conditions, with equal tuning, compared with FedBuff"
     own: dict[str, Any] = {"clock": REFERENCE, "page": referee_page, "facts": lowest_tenth}
     yield Table("rules", "afflux", shows, needs, 7.3, tuple(cells()), SEEDS, reading, note=NOTE, **own)
 
@@ -213,13 +211,13 @@ def referee_page(table: Table, runs: Sequence[Any], lines: Mapping[int, Mapping[
     processors = sorted({line["machine"]["cpu"] for line in lines.values() if "machine" in line})
     markdown = "\n".join(
         [
-            f"{table.shows[0].upper()}{table.shows[1:]}. {table.needs} of a rule under a condition on validation data, "
-            f"half the length; {len(lines)} of {table.count} runs. The main number is the {table.reading.name}, in "
-            f"per cent, with its standard deviation over seeds. {table.note} *ms a round* is a mean over runs on "
+            f"{table.shows[0].upper()}{table.shows[1:]}. {table.needs} for each rule and condition, on validation data "
+            f"and half the length; {len(lines)} of {table.count} runs.\n\n- *accuracy*: {table.reading.name}, in per "
+            f"cent, with its standard deviation over seeds.\n{table.note}- *ms a round*: a mean over runs on "
             f"{' and '.join(processors)}.\n",
             *_answer(content),
             "### Over all conditions\n",
-            _overall(overall),
+            _overall(overall, content),
             *(_of_condition(condition, content[condition], chosen) for condition in CONDITIONS if condition in content),
             "### The best trial after 1, 2, 4 and 8, mean over conditions\n",
             _of_trials(trials),
@@ -256,9 +254,9 @@ def _answer(content: _Runs) -> list[str]:
     for condition, values in means.items():
         best = max(values, key=lambda label: values[label])
         near = [label for label in RULES if label != best and values[best] - values[label] <= BAND]
-        with_it = f", level with it {', '.join(near)}" if near else ""
+        with_it = f"; within .5 points: {', '.join(near)}" if near else ""
         lines.append(
-            f"- **{condition}**: {best} ({100 * values[best]:.1f} %){with_it}; FedBuff {100 * values[REFERENCE]:.1f} %."
+            f"- **{condition}**: {best} ({100 * values[best]:.1f} %){with_it}; fedbuff {100 * values[REFERENCE]:.1f} %."
         )
     if len(whole) == len(CONDITIONS):
         first = next(iter(whole.values()))
@@ -276,12 +274,14 @@ def _mean(runs: Mapping[int, _Run], name: str) -> float:
     return seed_statistics([getattr(run, name, run.facts.get(name, math.nan)) for run in runs.values()]).mean
 
 
-def _overall(overall: Mapping[str, tuple[Difference, float]]) -> str:
+def _overall(overall: Mapping[str, tuple[Difference, float]], content: _Runs) -> str:
     from afflux.sim.papers.publishing import markdown_table
 
     ranked = sorted(overall.items(), key=lambda item: -item[1][0].mean)
-    rows = [(label, str(one), f"{one.pairs}", f"{p:.2g}", verdict(one.mean, p)) for label, (one, p) in ranked]
-    return markdown_table(("rule", "minus FedBuff, points, 95 %", "pairs", "p (sign flips, Holm)", ""), rows)
+    units = {label: [_differences({c: own}, label) for c, own in content.items()] for label in overall}
+    means = {label: Difference.of([float(np.mean(x)) for x in units[label] if x]) for label in overall}
+    rows = [(x, str(one), str(means[x]), f"{one.pairs}", f"{p:.2g}", verdict(one.mean, p)) for x, (one, p) in ranked]
+    return markdown_table(("rule", "minus FedBuff, points, 95 %", "by condition", "pairs", "p (Holm)", ""), rows)
 
 
 def _of_condition(condition: str, runs: Mapping[str, Mapping[int, _Run]], chosen: Mapping[str, str]) -> str:
