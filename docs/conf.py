@@ -37,11 +37,11 @@ html_title = "afflux"
 ROOT, DOCS = Path(__file__).parents[1], Path(__file__).parent
 #: Pages of the site whose text is a file of the repository.
 FILES = {
-    "benchmark": "bench/README.md",
-    "changelog": "CHANGELOG.md",
-    "contributing": "CONTRIBUTING.md",
-    "peers": "bench/PEERS.md",
-    "security": "SECURITY.md",
+    "background/benchmark": "bench/README.md",
+    "reference/changelog": "CHANGELOG.md",
+    "background/contributing": "CONTRIBUTING.md",
+    "background/peers": "bench/PEERS.md",
+    "background/security": "SECURITY.md",
 }
 PAGES = {ROOT / file: DOCS / f"{page}.md" for page, file in FILES.items()}
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
@@ -68,7 +68,7 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
         return f"{found[1]}({depth}../{target.relative_to(ROOT)})" if target.exists() else found[0]
 
     text = file.read_text(encoding="utf-8")
-    source[0] = IMAGE.sub(image, LINK.sub(link, text)) + (options_of_commands() if page == "commands" else "")
+    source[0] = IMAGE.sub(image, LINK.sub(link, text)) + (options_of_commands() if page == "reference/commands" else "")
 
 
 def params_of_commands() -> Iterator[tuple[str, list[Any]]]:

@@ -19,6 +19,8 @@ from afflux.ops.errors import ConfigError
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
+#: The pages of docs but the results and the API reference.
+DOCS = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name not in ("api", "results"))
 #: Importing them, as the search for doctests does, puts another engine in place, or looks for one.
 collect_ignore_glob = ["*emulated.py", "*fake_cupy.py", "*fake_torch.py", "*gpu_servers.py", "*sharded_servers.py"]
 collect_ignore_glob += ["*ray_servers.py"]

@@ -1,4 +1,4 @@
-"""docs/fidelity.md: each function that it names is there, and `make test` runs each test that it names.
+"""docs/reference/fidelity.md: each function that it names is there, and `make test` runs each test that it names.
 
 CONTRIBUTING.md: so is each name in its picture of a push and a round.
 """
@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, TESTS, check_raises
 from test_promises import suite
 
-PAGE = ROOT / "docs" / "fidelity.md"
+PAGE = ROOT / "docs" / "reference" / "fidelity.md"
 
 
 def rows() -> list[list[str]]:

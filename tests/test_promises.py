@@ -1,4 +1,4 @@
-"""docs/promises.md: each sentence that it quotes stands on its page, and `make test` runs the tests that it names."""
+"""docs/reference/promises.md: each sentence it quotes is on its page, and `make test` runs the tests it names."""
 
 import re
 from functools import cache
@@ -8,7 +8,7 @@ import pytest
 
 from conftest import ROOT, TESTS
 
-PAGE = ROOT / "docs" / "promises.md"
+PAGE = ROOT / "docs" / "reference" / "promises.md"
 #: Pages each of which has a section: those with guarantees on which users rely.
 PAGES = ["README.md", "server.md", "threads.md", "store.md", "exactness.md", "codecs.md", "trust.md", "use-it.md"]
 TEST = r"def (test_\w+)"
@@ -80,5 +80,5 @@ SOAKED = "engine/test_codecs.py::test_the_bound_of_rotated_errors_is_that_of_a_l
     ],
 )
 def test_a_line_that_is_wrong_is_found(promise, test, wrong):
-    (problem,) = problems("threads.md", promise, [] if test is None else [test])
+    (problem,) = problems("../guides/threads.md", promise, [] if test is None else [test])
     assert wrong in problem

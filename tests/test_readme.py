@@ -6,13 +6,13 @@ import tomllib
 import pytest
 from packaging.requirements import Requirement
 
-from conftest import ROOT
+from conftest import DOCS, ROOT
 
 #: Pages of other frameworks run beside them, in tests/integrations; torch is installed here.
 OF_FRAMEWORKS = re.compile(r"afflux\.(integrations\.(?!torch)|distributed)|^(from|import) pfl\b", re.MULTILINE)
 PAGES = [
     page
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for page in [ROOT / "README.md", *DOCS]
     if "```python" in page.read_text() and not OF_FRAMEWORKS.search(page.read_text())
 ]
 
@@ -35,7 +35,7 @@ def test_a_page(page, capsys):
 def test_every_pip_install_line_names_extras_that_exist():
     """`make release-check` resolves the extras themselves."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    pages = [ROOT / "README.md", *DOCS, *(ROOT / "examples").rglob("*.py")]
     lines = [line for page in pages for line in re.findall(r"pip install [^`#\n]*", page.read_text())]
     named = {
         name for line in lines for group in re.findall(r"(?:\.|afflux)\[([\w,]+)\]", line) for name in group.split(",")

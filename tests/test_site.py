@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,9 +14,9 @@ import afflux.sim
 import afflux.store
 from afflux.cli.simulator import app
 from afflux.rules import presets
-from conftest import ROOT
+from conftest import DOCS, ROOT
 
-TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").glob("*.md")]
+TEXTS = [*ROOT.glob("*.md"), *DOCS, *(ROOT / "bench").glob("*.md")]
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: str(text.relative_to(ROOT)))
@@ -72,7 +73,7 @@ def test_texts_of_attributes_are_whole(site):
 
 def test_the_page_of_commands_has_every_option(site):
     """Also those that a short help leaves out."""
-    page = (site / "commands.html").read_text(encoding="utf-8")
+    page = (site / "reference" / "commands.html").read_text(encoding="utf-8")
     compare = typer.main.get_command(app).commands["compare"]
     options = [option.opts[0] for option in compare.params if option.name != "help"]
     assert len(options) > 30
@@ -83,13 +84,13 @@ def test_the_page_of_commands_has_every_option(site):
 def test_every_page_is_reached(site):
     """From the list of pages on the left."""
     index = (site / "index.html").read_text(encoding="utf-8")
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.stem == "index" or f'href="{page.stem}.html"' in index
+    paths = {page.relative_to(ROOT / "docs").with_suffix("") for page in DOCS} - {Path("index")}
+    assert [path for path in sorted(paths) if f'href="{path}.html"' not in index] == []
 
 
 def test_every_rule_has_an_entry_of_its_paper():
-    page = (ROOT / "docs/references.md").read_text(encoding="utf-8")
-    entries = re.findall(r"^@\w+\{(\w+),$", (ROOT / "docs/references.bib").read_text(encoding="utf-8"), re.M)
+    page = (ROOT / "docs/reference/references.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^@\w+\{(\w+),$", (ROOT / "docs/reference/references.bib").read_text(encoding="utf-8"), re.M)
     rows = [row.split("|") for row in page.splitlines() if row.startswith("| ") and "`" in row]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
     cited = {name for row in rows for name in re.findall(r"`(\w+)`", row[2])}

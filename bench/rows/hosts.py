@@ -1,4 +1,4 @@
-"""Hosts that own their loop: the lines of their code that aggregate, and the calls of docs/host.md that replace them.
+"""Hosts that own their loop: their lines that aggregate, and the calls of docs/guides/host.md that replace them.
 
 A model is COUNT arrays of torch. Both sides run on one thread and write the host's own model, but for the row of a step
 beside its sweep. `CPU` is the time of the process; a ratio above 1 means that afflux is faster.

@@ -1,4 +1,4 @@
-// The codecs of cached rows, element by element (docs/codecs.md).
+// The codecs of cached rows, element by element (docs/reference/codecs.md).
 //
 //   affine   step = (max - min) / (2^bits - 1), rounded up to 16 significant bits;  code = floor((x - min) / step + U),
 //            U uniform in [0, 1);  decoded = min + step * code, where the product is exact

@@ -89,7 +89,7 @@ def test_updates_are_taken_evenly_over_the_run(monkeypatch):
 
 DOCS = ROOT / "docs"
 RUN_ON = ("digits", "mnist")
-PAGE = (DOCS / "codecs.md").read_text()
+PAGE = (DOCS / "reference" / "codecs.md").read_text()
 
 
 def results(name):

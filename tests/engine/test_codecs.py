@@ -1,4 +1,4 @@
-"""Encoded rows: the bytes of docs/codecs.md (rows.py) on any machine; errors, bias and limits of codecs."""
+"""Encoded rows: the bytes of docs/reference/codecs.md (rows.py) on any machine; errors, bias and limits of codecs."""
 
 from itertools import pairwise
 
@@ -305,7 +305,7 @@ def test_rotations_of_a_single_value_are_exact(codec):
     ("values", "biases"), [((1.0, 0.5), {1: 0.5}), ((1.0, 0.7, 0.4), {2: 0.20, 4: 0.07})], ids=["two", "three"]
 )
 def test_the_largest_biases_of_rotations_that_were_found(values, biases):
-    """docs/codecs.md: a Hadamard transform cannot hide two or three values of 128; 400 keys average the rest."""
+    """docs/reference/codecs.md: a Hadamard transform cannot hide two or three values of 128."""
     x = np.zeros(2048, np.float32)
     x[: 16 * len(values) : 16] = values  # one rotation's
     for few, bias in biases.items():

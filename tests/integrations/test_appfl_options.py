@@ -146,7 +146,7 @@ def test_another_version_of_appfl_warns(monkeypatch):
 
 def test_the_page_runs(tmp_path, capsys):
     """Its Python and its configuration, which are one run."""
-    page = (ROOT / "docs" / "appfl.md").read_text()
+    page = (ROOT / "docs" / "guides" / "appfl.md").read_text()
     first, second = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(compile(second, "appfl.md", "exec"), {})
     assert capsys.readouterr().out == "1 0\n"

@@ -74,7 +74,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     points.make_task(tmp_path, 10, "my_task")
-    page = (ROOT / "docs" / "flgo.md").read_text()
+    page = (ROOT / "docs" / "guides" / "flgo.md").read_text()
     names, promised = {"MySimulator": points.Latencies}, []
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 3

@@ -1,4 +1,4 @@
-"""Options of AsyncStrategy and arguments of `start`: which are refused, and what docs/flower.md says of them."""
+"""Options of AsyncStrategy and arguments of `start`: which are refused, and what docs/guides/flower.md says of them."""
 
 import os
 import re
@@ -24,7 +24,7 @@ __all__ = ["logged"]
 
 def test_the_installed_version_is_one_that_the_page_names():
     """`make test-integrations` has the newest one, and `make soak-integrations` also the oldest one."""
-    page = (ROOT / "docs" / "flower.md").read_text()
+    page = (ROOT / "docs" / "guides" / "flower.md").read_text()
     tested = re.findall(r"\d+\.\d+\.\d+", page.partition("Tested with flwr ")[2].partition(":")[0])
     assert version("flwr") in tested
     assert version("flwr").startswith(os.environ.get("AFFLUX_FLWR", tested[-1]))
@@ -69,7 +69,7 @@ def test_arguments_of_start_are_checked_before_anything_else(given, message, tmp
 
 
 def test_the_settings_of_the_page_are_those_of_the_class():
-    page = (ROOT / "docs" / "flower.md").read_text()
+    page = (ROOT / "docs" / "guides" / "flower.md").read_text()
     table = page.split("## Go on after a crash")[1].split("## Rules")[0]
     named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
     assert named == {field.name for field in fields(RunSettings)} | {"client_key", "num_rounds", "start"}
@@ -78,7 +78,7 @@ def test_the_settings_of_the_page_are_those_of_the_class():
 def test_the_page_runs():
     """Its blocks define apps; here they get a strategy that notes how it is used, and the training of a client."""
     pytest.importorskip("torch")
-    page = (ROOT / "docs" / "flower.md").read_text()
+    page = (ROOT / "docs" / "guides" / "flower.md").read_text()
     server, functions, best, client = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names = {}
     exec(compile(server, "flower.md", "exec"), names)

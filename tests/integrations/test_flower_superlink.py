@@ -116,7 +116,7 @@ def test_a_node_that_is_killed_and_restarted_goes_on(superlink, tmp_path):
 @pytest.mark.soak
 def test_the_command_of_the_page_runs(tmp_path):
     """In the simulation engine of a SuperLink."""
-    (command,) = re.findall(r"^flwr run .*$", (ROOT / "docs" / "flower.md").read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^flwr run .*$", (ROOT / "docs" / "guides" / "flower.md").read_text(), re.MULTILINE)
     made = SuperLink(tmp_path, nodes=0)
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""docs/host.md: its handler, as FedLab's server calls it, beside FedLab's own."""
+"""docs/guides/host.md: its handler, as FedLab's server calls it, beside FedLab's own."""
 
 import re
 import sys
@@ -30,7 +30,7 @@ with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
     except ImportError as missing:
         pytest.skip(f"needs FedLab: make test-integrations ({missing})", allow_module_level=True)
 
-PAGE = (Path(__file__).parents[2] / "docs" / "host.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "host.md").read_text()
 LAWS = [{"strategy": "constant"}, {"strategy": "polynomial", "a": 0.5}, {"strategy": "hinge", "a": 10, "b": 4}]
 pytestmark = pytest.mark.filterwarnings("default")
 

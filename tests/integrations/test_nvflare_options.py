@@ -131,7 +131,7 @@ def test_the_page_runs(tmp_path, monkeypatch):
     has a filter.
     """
     pytest.importorskip("yaml")
-    page = (Path(__file__).parents[2] / "docs" / "nvflare.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "nvflare.md").read_text()
     job, rules, filtered = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "job_of_the_page.py").write_text(AROUND_THE_PAGE + job)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,4 +1,4 @@
-"""docs/pfl.md: its code runs in pfl's own simulation, beside pfl's FedAvg."""
+"""docs/guides/pfl.md: its code runs in pfl's own simulation, beside pfl's FedAvg."""
 
 import re
 import warnings
@@ -27,7 +27,7 @@ from afflux import rules
 from conftest import check_error
 
 pytestmark = pytest.mark.filterwarnings("default")
-PAGE = Path(__file__).parents[2] / "docs" / "pfl.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "pfl.md"
 SIZE, USERS, COHORT, ROUNDS, RATE = 12, 9, 4, 5, 0.25
 U32 = 2.0**-24
 

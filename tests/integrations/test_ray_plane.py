@@ -358,7 +358,8 @@ def test_shards_on_two_nodes(planes, cluster, data, tmp_path):
 
 
 def test_the_page_runs(cluster, capsys):
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "distributed.md").read_text(), re.DOTALL):
+    page = (ROOT / "docs" / "guides" / "distributed.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(compile(block, "distributed.md", "exec"), {"__name__": "__main__"})
         printed = capsys.readouterr().out.splitlines()
         assert printed == re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE) != []

@@ -1,4 +1,4 @@
-"""What a server decides about pushes, in plain Python, from docs/server.md, docs/threads.md and the docstrings."""
+"""What a server decides about pushes, from docs/reference/server.md, docs/guides/threads.md and docstrings."""
 
 STATUSES = ["joined", "replaced", "superseded", "rejected", "dropped", "empty", "expired", "faulty"]
 

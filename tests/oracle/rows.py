@@ -1,4 +1,4 @@
-"""docs/codecs.md in plain NumPy: encoder and decoder of every codec, bit for bit; imports nothing of afflux."""
+"""docs/reference/codecs.md in plain NumPy: encoder and decoder of every codec, bit for bit; does not import afflux."""
 
 import hashlib
 import struct

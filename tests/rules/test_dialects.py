@@ -1,4 +1,4 @@
-"""FedBuff as other frameworks compute it: numbers by hand, oracles over a random trace, errors, docs/dialects.md."""
+"""FedBuff of other frameworks: numbers by hand, oracles over a random trace, errors, docs/reference/dialects.md."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from afflux.rules.specs import parse_rule
 from afflux.rules.staleness import Constant, Hinge, Polynomial
 from conftest import ROOT
 
-DOCS = ROOT / "docs" / "dialects.md"
+DOCS = ROOT / "docs" / "reference" / "dialects.md"
 CHOICES = {
     **{name: name for name in DIALECTS},
     "flsim(avg_staleness=3)": flsim(avg_staleness=3),

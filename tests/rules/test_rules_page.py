@@ -1,4 +1,4 @@
-"""docs/rules.md has one line per preset, and the bytes and sweeps in it are true."""
+"""docs/reference/rules.md has one line per preset, and the bytes and sweeps in it are true."""
 
 import re
 from inspect import signature
@@ -11,7 +11,7 @@ from afflux.rules import RULES
 from afflux.rules.schedules import DelayAdaptive
 from conftest import ROOT
 
-PAGE = (ROOT / "docs" / "rules.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "rules.md").read_text()
 ROWS = {
     row[0].strip("`"): row
     for row in (re.split(r" (?<!\\)\| ", line[2:]) for line in PAGE.splitlines() if line[:3] == "| `")

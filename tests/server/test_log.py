@@ -462,7 +462,7 @@ def test_a_loss_is_a_finite_number_or_unknown(fast):
 
 @pytest.mark.parametrize("large", [False, True])
 def test_bytes_of_the_log(large):
-    """As docs/server.md states them: of the entries, what they hold, and their places in the list."""
+    """As docs/reference/server.md states them: of the entries, what they hold, and their places in the list."""
     server, pushes = Server(fedbuff(buffer_size=2), np.zeros(1, np.float32), log=True), 400
     for number in range(pushes):
         if large:

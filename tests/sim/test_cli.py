@@ -80,7 +80,7 @@ def test_the_help_of_every_command_has_examples_of_it():
 
 
 def test_the_page_lists_every_command():
-    page = (ROOT / "docs/commands.md").read_text()
+    page = (ROOT / "docs/reference/commands.md").read_text()
     words = {command[0] for command in every_command()} | {"store reshard"}
     assert [word for word in sorted(words) if not re.search(rf"^afflux {word}\b", page, re.MULTILINE)] == []
 

@@ -323,9 +323,9 @@ def test_errors_are_clear(tmp_path, monkeypatch):
     monkeypatch.delenv("AFFLUX_DATA", raising=False)
     for arguments, message in (
         (["--paper", "ca2fl"], "unknown preset 'ca2fl'"),
-        (["--paper", "ca2fl-cnn"], "give their folder with --data-dir or AFFLUX_DATA (docs/data.md)"),
-        (["--paper", "ca2fl-cnn", "--data-dir", "absent"], "docs/data.md"),
-        (["--paper", "ca2fl-cnn", "--data-dir", "."], "docs/data.md"),
+        (["--paper", "ca2fl-cnn"], "give their folder with --data-dir or AFFLUX_DATA (docs/guides/data.md)"),
+        (["--paper", "ca2fl-cnn", "--data-dir", "absent"], "docs/guides/data.md"),
+        (["--paper", "ca2fl-cnn", "--data-dir", "."], "docs/guides/data.md"),
     ):
         result = invoke("run", *arguments)
         assert result.exit_code == 2
@@ -347,7 +347,7 @@ def test_the_list():
 
 
 def test_the_page_has_all_presets():
-    text = (ROOT / "docs" / "papers.md").read_text()
+    text = (ROOT / "docs" / "background" / "papers.md").read_text()
     named = {
         name for name in re.findall(r"`([a-z0-9.-]+)`", text) if name.startswith(("ca2fl-", "fadas-", "wkafl-", "afl-"))
     }

@@ -86,7 +86,7 @@ def test_every_cell_is_a_run_and_has_a_name_of_its_own():
             run.job.spec.build()
     assert {"Anarchic FL", "WKAFL", "CA2FL", "FADAS", "afflux"} == {table.paper for table in TABLES.values()}
     assert [len(TABLES[name].cells) for name in ("afl-table2", "afl-table3", "wkafl-table2-mnist")] == [48, 32, 9]
-    page = (ROOT / "docs" / "papers.md").read_text()
+    page = (ROOT / "docs" / "background" / "papers.md").read_text()
     assert [name for name in TABLES if f"`{name}`" not in page] == [], "each has a row on the page"
 
 

@@ -150,7 +150,7 @@ PRESET = Walk(
              'ROUNDS, BOUNDS, VECTORS = {"fedavgm": fedavgm}, {"fedavgm": bounds}, {"fedavgm": ("velocity",)}\n'
              'VARIANTS = {"fedavgm-slow": ("fedavgm", {"beta": 0.5, "server_lr": 0.1})}\n'),
         ],
-        "docs/rules.md": [
+        "docs/reference/rules.md": [
             ("| `fedavg` | update | x += eta sum (n_i / sum n) u_i | `(M+1)*4*d` | 1 | "
              "McMahan et al. 2017, Algorithm 1 |\n",
              "| `fedavgm` | update | velocity = beta velocity + sum (n_i / sum n) u_i, x += eta velocity | "

@@ -397,7 +397,8 @@ def test_the_page_shows_what_info_prints(tmp_path, monkeypatch):
         for _ in range(400):
             client, update = int(rng.integers(19)), rng.standard_normal(650)
             server.push(client=client, update=update, version=server.version)
-    lines = (ROOT / "docs/store.md").read_text().partition("$ afflux store info my.store\n")[2].partition("$")[0]
+    page = (ROOT / "docs/reference/store.md").read_text()
+    lines = page.partition("$ afflux store info my.store\n")[2].partition("$")[0]
     printed = run("info", "my.store").stdout.splitlines()
     assert [line for line in lines.splitlines() if "on disk" not in line] == [
         line for line in printed if "on disk" not in line

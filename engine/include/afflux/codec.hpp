@@ -1,4 +1,4 @@
-// The formats of clients' cached vectors (rows). docs/codecs.md describes the bytes of every codec. A new codec needs a
+// The formats of clients' cached vectors (rows). docs/reference/codecs.md has the bytes of each. A new codec needs a
 // line in the table here, its formula in formula/codec.hpp, and a coder in cpu/codec.cpp and in cuda/codec.hpp. Checks,
 // dispatch and the Python package are generated from the table.
 #pragma once

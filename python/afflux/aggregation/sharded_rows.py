@@ -12,7 +12,7 @@ from afflux.ops.codecs import Codec
 
 #: The difference of keys between the random bits of two runs (engine/formula/random).
 _KEY_STEP = 0x9E3779B97F4A7C15
-#: The bytes of d and of the key in the head of a row (docs/codecs.md).
+#: The bytes of d and of the key in the head of a row (docs/reference/codecs.md).
 _SIZE, _KEY = slice(8, 16), slice(16, 24)
 
 

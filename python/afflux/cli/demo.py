@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from afflux.sim.results.run_history import RunProgress
     from afflux.sim.results.run_result import RunResult
 
-#: Each server_lr is the best of four or five on a validation part with a seed that the demo does not use: docs/demo.md.
+#: Each server_lr is the best of four or five on a validation part with a seed that no demo uses: docs/start/demo.md.
 RULES = (
     "fedbuff:server_lr=10",
     "afa_cs:server_lr=0.3",

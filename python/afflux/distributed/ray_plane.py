@@ -36,7 +36,7 @@ from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import integer, optional, positive
 
-#: A shard of fewer elements costs more by its messages than it saves: see docs/distributed.md.
+#: A shard of fewer elements costs more by its messages than it saves: see docs/guides/distributed.md.
 LEAST_ELEMENTS = 4_000_000
 
 #: The numbers of objects, and of calls of `add_once`, of all planes of this process. 0 is the shard itself.

@@ -1,5 +1,5 @@
 """Asynchronous aggregation for APPFL: `AffluxAggregator` under its AsyncScheduler, with any rule. Clients stay as they
-are. See docs/appfl.md.
+are. See docs/guides/appfl.md.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ class AffluxAggregator(BaseAggregator):
     Args:
         model: the initial model; None: that of the configuration's `model_configs`, because APPFL passes no model to
             an aggregator that `aggregator_path` names.
-        aggregator_configs: `aggregator_kwargs` of APPFL's configuration: the rule, and settings; see docs/appfl.md.
+        aggregator_configs: `aggregator_kwargs` of APPFL's configuration: rule and settings; see docs/guides/appfl.md.
         logger: APPFL's logger; None: nothing is logged.
 
     Attributes:

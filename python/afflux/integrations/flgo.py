@@ -1,6 +1,6 @@
 """Asynchronous aggregation for FLGo: `algorithm(rule)` in the place of `flgo.algorithm.fedbuff`, with any rule.
 
-Clients, tasks, loggers and simulators stay as they are. See docs/flgo.md.
+Clients, tasks, loggers and simulators stay as they are. See docs/guides/flgo.md.
 """
 
 from collections import defaultdict

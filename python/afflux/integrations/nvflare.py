@@ -1,5 +1,5 @@
 """Asynchronous aggregation for NVIDIA FLARE's Collab API: `AsyncServer` as the server object of a `CollabRecipe`, with
-any rule. See docs/nvflare.md.
+any rule. See docs/guides/nvflare.md.
 """
 
 import json
@@ -55,7 +55,7 @@ class AsyncServer(FLComponent):
         weight_key: key of the number of examples, or local steps, in a reply's metrics, for rules that weigh by it. For
             an `FLModel` without it, NUM_STEPS_CURRENT_ROUND of its meta counts.
         loss_key: key of the training loss in a reply's metrics.
-        settings: the settings that all adapters share (docs/nvflare.md lists them): concurrency, timeout, store, ...
+        settings: the settings that all adapters share (docs/guides/nvflare.md): concurrency, timeout, store, ...
 
     Attributes:
         server: the `afflux.Server` of the run: params, counts, log, ...
@@ -157,7 +157,7 @@ class AsyncServer(FLComponent):
         if names := sorted({type(each).__name__ for table in tables for _, own in table for each in own}):
             self.logger.warning(
                 "Collab does not pass models and results through task filters. These have no effect: %s. Apply them in "
-                "%s() of the client (docs/nvflare.md)",
+                "%s() of the client (docs/guides/nvflare.md)",
                 *(", ".join(names), self.call),
             )
         return job.add_component(ctx.comp_id, self, ctx)

@@ -1,4 +1,4 @@
-"""Formats of clients' cached vectors, for `Calibrate.codec` and `ops.encode`. docs/codecs.md defines the bytes.
+"""Formats of clients' cached vectors, for `Calibrate.codec` and `ops.encode`. Bytes: docs/reference/codecs.md.
 
 | codec                        | bytes per element | a value becomes                                                  |
 |------------------------------|-------------------|------------------------------------------------------------------|

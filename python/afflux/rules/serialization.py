@@ -57,7 +57,7 @@ def make(name: str, /, **options: object) -> Rule:
         options: hyper-parameters of the preset: numbers, strings, booleans, None; a codec by its name; a law of
             staleness or a schedule of learning rates by its name, or as {"part": name, ...its options}; None also as
             "none", inf as "inf". Objects are also accepted. With `dialect=`, the options of that dialect, and the names
-            that its framework uses, are also accepted (docs/dialects.md).
+            that its framework uses, are also accepted (docs/reference/dialects.md).
 
     Returns:
         The rule.

@@ -40,10 +40,10 @@ class Server:
         rule: an aggregation rule, for example `afflux.rules.fedbuff(buffer_size=10)`.
         params: the initial model; copied. A flat vector (d,), or a torch module, state_dict, nested dict or list of
             arrays; clients may then push and pull such trees (see `Layout`). If all arrays are on one GPU (torch's or
-            CuPy's), all vectors of the server and the result of `pull` are on this GPU: docs/gpu.md.
+            CuPy's), all vectors of the server and the result of `pull` are on this GPU: docs/guides/gpu.md.
         options: see `ServerOptions`.
         layout: the layout of a part of params, `Layout.of(params, select=...)`, if only this part is aggregated.
-        store: a new folder for all of the server's state; see `open` and docs/store.md.
+        store: a new folder for all of the server's state; see `open` and docs/reference/store.md.
         num_threads: threads of a server step, fewer for short vectors; by default all CPUs that this process may use.
         push_threads: threads of the sweep that copies a pushed vector.
         on_step: a function that is called with the `Report` of each step, after the step's version can be pulled, by
@@ -830,7 +830,7 @@ class Server:
 
     @clears_tracebacks
     def __reduce__(self) -> NoReturn:
-        raise AffluxError("[Server] a server is not pickled: save its state_dict(). For a copy, see docs/host.md")
+        raise AffluxError("[Server] a server is not pickled: save its state_dict(). Copies: docs/guides/host.md")
 
     def _enter_on_time(self, op: str) -> None:
         """Enter a call; first close the tasks whose lease has ended."""

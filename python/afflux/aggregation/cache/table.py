@@ -138,7 +138,7 @@ class RowTable:
 def row_key(seed: int, version: int, client_id: ClientId) -> int:
     """Return the 64-bit key of a row's random bits.
 
-    The key is BLAKE2b of the seed, the version with which the row is committed, and the client, as in docs/codecs.md.
+    The key is BLAKE2b of the seed, the version of the row's commit, and the client: docs/reference/codecs.md.
 
     >>> row_key(0, 1, 7) == row_key(0, 1, "7"), row_key(0, 1, 7) == row_key(0, 2, 7)
     (False, False)

@@ -56,8 +56,8 @@ def mf_ca2fl(
     h_i = Q(u_i) (section 5). v uses the full u_i and the decoded rows; with `quantize_direction` it uses Q(u_i), as in
     equation G.2. The paper does not name Q. Probably Q has one scale for the whole vector ("affine-vector"). One scale
     for each 128 elements ("affine") has a smaller error, and "rotated" the smallest for 4, 2 and 1 bits:
-    docs/codecs.md. State on the server: slightly more than d bits/8 bytes per client that has pushed, and 8 d for the
-    float64 sum. Sweeps: one.
+    docs/reference/codecs.md. State on the server: slightly more than d bits/8 bytes per client that has pushed, and 8 d
+    for the float64 sum. Sweeps: one.
     """
     one_of(*codecs.FAMILIES)("mf_ca2fl", "codec", codec)
     rows = cached_difference(codecs.of_family(codec, bits), quantize_direction=quantize_direction)

@@ -1,4 +1,4 @@
-"""The variants of FedBuff in other frameworks; docs/dialects.md compares them, with numbers.
+"""The variants of FedBuff in other frameworks; docs/reference/dialects.md compares them, with numbers.
 
 u: a client's update; y: the client's own model; x: params when the buffer is applied; t: staleness; s: the law of
 staleness; M: arrivals. If a formula has y, the rule's kind is `model`: clients push y.
