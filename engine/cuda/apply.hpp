@@ -4,6 +4,7 @@
 #include "cuda/calibrate_encoded.hpp"
 #include "cuda/codec.hpp"
 #include "cuda/heads.hpp"
+#include "cuda/sum.hpp"
 
 namespace afflux::cuda {
 
@@ -70,27 +71,37 @@ void sweep_types(Executor& executor, const Sweep& sweep) {
   });
 }
 
+template <class Body>
+void with_update_type(const Combine& combine, const Body& body) {
+  const Type type = combine.updates.size > 0 ? combine.updates.data[0].type : Type::float32;
+  if (type == Type::float64) return body(double{});
+  if (type == Type::bfloat16) return body(Bfloat16{});
+  body(float{});
+}
+
+// P: the type of params.
 template <class Executor, class P>
-void sweep_params(Executor& executor, const Sweep& sweep, Type updates) {
-  if (updates == Type::float64) return sweep_types<Executor, P, double>(executor, sweep);
-  if (updates == Type::bfloat16) return sweep_types<Executor, P, Bfloat16>(executor, sweep);
-  sweep_types<Executor, P, float>(executor, sweep);
+bool apply_params(Executor& executor, const Pass& pass, const RowHeads* heads, const NewHeads& renewed) {
+  const bool alone = pass.calibrate.kind == Calibration::none && pass.rule_vectors.vectors.size == 0;
+  if (const std::optional<Terms> terms = alone ? terms_of(pass.combine) : std::nullopt) {
+    const bool aligned = is_aligned(pass);
+    std::int32_t* const sound = executor.flag();
+    with_update_type(pass.combine,
+                     [&](auto u) { sum_types<Executor, P, decltype(u)>(executor, pass, *terms, aligned, sound); });
+    return executor.flag_holds();
+  }
+  const StagedPass staged(executor, pass, heads);
+  const StagedHeads new_heads(executor, renewed);  // all memory is allocated before anything is changed
+  with_update_type(pass.combine, [&](auto u) { sweep_types<Executor, P, decltype(u)>(executor, staged.sweep()); });
+  new_heads.write(executor);
+  return executor.flag_holds();
 }
 
 template <class Executor>
 bool apply(const Where& where, const Pass& pass, const RowHeads* heads, const NewHeads& renewed) {
   Executor executor(where);
-  const StagedPass staged(executor, pass, heads);
-  const StagedHeads new_heads(executor, renewed);  // all memory is allocated before anything is changed
-  const Type updates = pass.combine.updates.size > 0 ? pass.combine.updates.data[0].type : Type::float32;
-  if (pass.params.type == Type::float64)
-    sweep_params<Executor, double>(executor, staged.sweep(), updates);
-  else
-    sweep_params<Executor, float>(executor, staged.sweep(), updates);
-  new_heads.write(executor);
-  std::int32_t sound = 1;
-  executor.download(&sound, staged.sweep().sound, sizeof sound);
-  return sound != 0;
+  if (pass.params.type == Type::float64) return apply_params<Executor, double>(executor, pass, heads, renewed);
+  return apply_params<Executor, float>(executor, pass, heads, renewed);
 }
 
 }  // namespace afflux::cuda

@@ -4,6 +4,6 @@
 
 namespace afflux::cuda {
 
-template void sweep_params<DeviceExecutor, double>(DeviceExecutor&, const Sweep&, Type);
+template bool apply_params<DeviceExecutor, double>(DeviceExecutor&, const Pass&, const RowHeads*, const NewHeads&);
 
 }  // namespace afflux::cuda

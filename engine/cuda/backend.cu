@@ -4,8 +4,10 @@
 
 namespace afflux::cuda {
 
-extern template void sweep_params<DeviceExecutor, float>(DeviceExecutor&, const Sweep&, Type);
-extern template void sweep_params<DeviceExecutor, double>(DeviceExecutor&, const Sweep&, Type);
+extern template bool apply_params<DeviceExecutor, float>(DeviceExecutor&, const Pass&, const RowHeads*,
+                                                         const NewHeads&);
+extern template bool apply_params<DeviceExecutor, double>(DeviceExecutor&, const Pass&, const RowHeads*,
+                                                          const NewHeads&);
 
 const Backend* backend() { return &kBackendOn<DeviceExecutor>; }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <mutex>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -72,6 +73,37 @@ inline cudaMemPool_t scratch_pool(std::int32_t device) {
   return pools.at(static_cast<std::size_t>(device));
 }
 
+// Flags in pinned memory of the host, which every device can write. A flag is kept for later calls.
+class Flags {
+ public:
+  static Flags& all() {
+    static Flags* const flags = new Flags;  // never deleted: the driver may end before static objects do
+    return *flags;
+  }
+  std::int32_t* take() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!free_.empty()) {
+        std::int32_t* const flag = free_.back();
+        free_.pop_back();
+        return flag;
+      }
+    }
+    void* memory = nullptr;
+    AFFLUX_CUDA(cudaHostAlloc(&memory, kLine, cudaHostAllocPortable | cudaHostAllocMapped));
+    return static_cast<std::int32_t*>(memory);
+  }
+  void give_back(std::int32_t* flag) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(flag);
+  }
+
+ private:
+  static constexpr std::size_t kLine = 64;
+  std::mutex mutex_;
+  std::vector<std::int32_t*> free_;
+};
+
 // One call's work on a stream. The destructor frees the allocated memory, in the order of the stream.
 class DeviceExecutor {
  public:
@@ -108,6 +140,19 @@ class DeviceExecutor {
   void copy(void* to, const void* from, std::int64_t bytes) {
     AFFLUX_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream_));
   }
+  // Returns a flag that is 1, which kernels of this call may set to 0.
+  std::int32_t* flag() {
+    flag_ = Flags::all().take();
+    *flag_ = 1;
+    return flag_;
+  }
+  // Waits for the stream. Returns true if the flag is still 1. A flag that was not waited for is not used again.
+  bool flag_holds() {
+    AFFLUX_CUDA(cudaStreamSynchronize(stream_));
+    const bool holds = *static_cast<volatile std::int32_t*>(flag_) != 0;
+    Flags::all().give_back(flag_);
+    return holds;
+  }
   template <class Body>
   void run(std::int64_t blocks, const Body& body) {
     if (blocks == 0) return;
@@ -131,6 +176,7 @@ class DeviceExecutor {
   cudaStream_t stream_;
   int before_ = 0;
   std::vector<void*> allocated_;
+  std::int32_t* flag_ = nullptr;
 };
 
 }  // namespace afflux::cuda

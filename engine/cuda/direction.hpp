@@ -18,7 +18,8 @@ AFFLUX_DEVICE Doubles start(const Pass& pass, const Span& span) {
 // Makes the step with the direction v. `sound`: true if all values that were written before are valid.
 template <class P, class Span>
 AFFLUX_DEVICE void finish(const Sweep& sweep, const Span& span, const Doubles& v, bool sound) {
-  sound = step<P>(sweep.pass, span, v) && sound;
+  const auto before = StepValues<P, Steps::all>::load(sweep.step, span);
+  sound = make_step<P, Steps::all>(sweep.step, before, span, v) && sound;
   if (!sound) *sweep.sound = 0;  // no race: all threads that write here write 0
 }
 

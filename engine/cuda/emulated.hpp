@@ -52,6 +52,8 @@ class HostExecutor {
   void copy(void* to, const void* from, std::int64_t bytes) {
     if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
+  std::int32_t* flag() { return &(flag_ = 1); }
+  bool flag_holds() const { return flag_ != 0; }
   template <class Body>
   void run(std::int64_t blocks, const Body& body) {
     const auto shared = std::make_unique<typename Body::Shared>();
@@ -65,6 +67,7 @@ class HostExecutor {
 
  private:
   std::vector<std::unique_ptr<unsigned char[]>> allocated_;
+  std::int32_t flag_ = 0;
 };
 
 }  // namespace afflux::cuda

@@ -5,6 +5,7 @@
 
 #include "cuda/rule_vectors.hpp"
 #include "cuda/staging.hpp"
+#include "cuda/step.hpp"
 
 namespace afflux::cuda {
 
@@ -13,9 +14,33 @@ struct Sweep {
   Pass pass;
   const RowHeads* heads;
   Renewal renewal;
+  StagedStep step;
   bool aligned;         // true if all vectors are aligned to 16 bytes
-  std::int32_t* sound;  // 1 if all results are valid (see afflux::apply), else 0
+  std::int32_t* sound;  // set to 0 if a result is not valid (see afflux::apply)
 };
+
+// Returns true if all vectors are aligned to 16 bytes. Rows with a head are not vectors, and do not count.
+inline bool is_aligned(const Pass& pass) {
+  bool all = true;
+  const auto look = [&](const void* data) { all = all && reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
+  const auto look_all = [&](const auto& list) {
+    for (std::int64_t i = 0; i < list.size; ++i) look(list.data[i].data);
+  };
+  look(pass.params.data);
+  look(pass.out.data);
+  look_all(pass.combine.updates);
+  look_all(pass.step.states);
+  look_all(pass.step.outs);
+  look_all(pass.rule_vectors.vectors);
+  look_all(pass.rule_vectors.outs);
+  if (pass.calibrate.kind == Calibration::none) return all;
+  look(pass.calibrate.sum.data);
+  look(pass.calibrate.sum_out.data);
+  if (has_head(pass.calibrate.codec)) return all;
+  look_all(pass.calibrate.rows);
+  look_all(pass.calibrate.new_rows);
+  return all;
+}
 
 // A pass with copies of its lists on the device; the rest of the pass is unchanged.
 class StagedPass {
@@ -23,15 +48,13 @@ class StagedPass {
   template <class Executor>
   StagedPass(Executor& executor, const Pass& pass, const RowHeads* heads) {
     const std::int64_t arrivals = pass.calibrate.kind == Calibration::none ? 0 : pass.combine.updates.size;
-    const std::int32_t one = 1;
     Staging staging;
-    const std::int64_t sound = staging.add(&one, 1), kept_heads = staging.add(heads, heads == nullptr ? 0 : arrivals);
+    const std::int64_t kept_heads = staging.add(heads, heads == nullptr ? 0 : arrivals);
     const std::vector<std::uint8_t> readers = columns(pass.rule_vectors, pass.combine.updates.size);
     const std::int64_t kept_columns = staging.add(readers.data(), static_cast<std::int64_t>(readers.size()));
     const auto added = [&](const auto& list) { return staging.add(list.data, list.size); };
     const std::int64_t offsets[] = {added(pass.combine.updates),      added(pass.combine.weights),
                                     added(pass.calibrate.rows),       added(pass.calibrate.new_rows),
-                                    added(pass.step.states),          added(pass.step.outs),
                                     added(pass.rule_vectors.vectors), added(pass.rule_vectors.weights),
                                     added(pass.rule_vectors.next),    added(pass.rule_vectors.outs)};
     staging.upload(executor);
@@ -45,8 +68,6 @@ class StagedPass {
     to.combine.weights = moved(pass.combine.weights);
     to.calibrate.rows = moved(pass.calibrate.rows);
     to.calibrate.new_rows = moved(pass.calibrate.new_rows);
-    to.step.states = moved(pass.step.states);
-    to.step.outs = moved(pass.step.outs);
     to.rule_vectors.vectors = moved(pass.rule_vectors.vectors);
     to.rule_vectors.weights = moved(pass.rule_vectors.weights);
     to.rule_vectors.next = moved(pass.rule_vectors.next);
@@ -54,8 +75,9 @@ class StagedPass {
     sweep_.heads = staging.at<const RowHeads>(kept_heads);
     sweep_.renewal = {staging.at<const std::uint8_t>(kept_columns),
                       stays(pass.rule_vectors, pass.combine.updates.size)};
-    sweep_.sound = staging.at<std::int32_t>(sound);
-    sweep_.aligned = aligned(pass);
+    sweep_.step = staged_step(pass);
+    sweep_.aligned = is_aligned(pass);
+    sweep_.sound = executor.flag();
   }
   const Sweep& sweep() const { return sweep_; }
 
@@ -78,28 +100,6 @@ class StagedPass {
         same = same && rule_vectors.next.data[s * width + k] == (k == s ? 1.0 : 0.0);
       all |= static_cast<std::uint32_t>(same) << s;
     }
-    return all;
-  }
-  // Returns true if all vectors are aligned to 16 bytes. Rows with a head are not vectors, and do not count.
-  static bool aligned(const Pass& pass) {
-    bool all = true;
-    const auto look = [&](const void* data) { all = all && reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
-    const auto look_all = [&](const auto& list) {
-      for (std::int64_t i = 0; i < list.size; ++i) look(list.data[i].data);
-    };
-    look(pass.params.data);
-    look(pass.out.data);
-    look_all(pass.combine.updates);
-    look_all(pass.step.states);
-    look_all(pass.step.outs);
-    look_all(pass.rule_vectors.vectors);
-    look_all(pass.rule_vectors.outs);
-    if (pass.calibrate.kind == Calibration::none) return all;
-    look(pass.calibrate.sum.data);
-    look(pass.calibrate.sum_out.data);
-    if (has_head(pass.calibrate.codec)) return all;
-    look_all(pass.calibrate.rows);
-    look_all(pass.calibrate.new_rows);
     return all;
   }
 

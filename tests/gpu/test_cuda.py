@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import nullcontext
 from itertools import permutations
 
 import numpy as np
@@ -34,6 +35,16 @@ ON_HOST = [("cupy", "log")]
 MORE_ON_HOST = [("torch", "coded_rounds --deselect=test_coded_rounds.py::test_the_sum_keeps_its_promise")]
 # Ends of blocks and superblocks of the order, and of what a thread, a warp and a block of threads take.
 SIZES = [1, 3, 130, 1024, 2047, 2049, 65536, 65537, 140_003]
+#: The kernels of `inner` are for up to 4, 10, 16 vectors of one type, and for more.
+INNER = [
+    (1, "float64"),
+    (4, "bfloat16"),
+    (7, "float32"),
+    (10, "float64"),
+    (16, "float32"),
+    (17, "bfloat16"),
+    (35, "float32"),
+]
 STORED = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": np.uint16}
 
 
@@ -141,19 +152,21 @@ def test_gram(size, kinds):
 @needs_device
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
-    "kinds", [["float32"] * 7, ["float64"], ["bfloat16"] * 17, [*STORED][::3] * 3, ["float32"] * 35], ids=len
+    "kinds",
+    [*([kind] * n for n, kind in INNER), [*STORED][::3] * 3],
+    ids=len,
 )
 def test_inner(size, kinds):
     rng = np.random.default_rng(size)
     vectors = [made(rng, size, kind, 1) for kind in kinds]
     mine = [host(vector, kind) for vector, kind in zip(vectors, kinds, strict=True)]
     theirs = [put(vector, kind) for vector, kind in zip(vectors, kinds, strict=True)]
-    memory, weights = made(rng, size), rng.standard_normal(len(kinds))
+    memory, weights = made(rng, size, kinds[0]), rng.standard_normal(len(kinds))
     weights[-1] = 0.0
     for some, shift, own in [(weights, 0.3, 0.0), (weights, 0.0, -1.5), (None, 0.7, 0.0), (weights, 0.1, 0.2)]:
         with on_host():
-            expected = ops.inner(mine, some, memory=memory, shift=shift, memory_weight=own)
-        found = ops.inner(theirs, some, memory=put(memory), shift=shift, memory_weight=own)
+            expected = ops.inner(mine, some, memory=host(memory, kinds[0]), shift=shift, memory_weight=own)
+        found = ops.inner(theirs, some, memory=put(memory, kinds[0]), shift=shift, memory_weight=own)
         assert [bits(np.asarray(value)) for value in found] == [bits(np.asarray(value)) for value in expected]
 
 
@@ -248,6 +261,29 @@ def test_apply(codec):
         with on_host():
             ops.apply(make(mine))
         ops.apply(make(theirs))
+        for name, (array, _) in arrays.items():
+            assert bits(get(theirs[name], array.dtype)) == bits(np.asarray(mine[name])), name
+
+
+@needs_device
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("count", [0, 1, 3, 15, 70, 80])
+def test_apply_of_any_step_to_a_sum(count, kind):
+    """Each step has a kernel for up to 64 vectors whose weights are not 0; longer lists are in the GPU's memory."""
+    rng = np.random.default_rng(count)
+    for at, (name, states) in enumerate(_engine.STEP_KINDS.items()):
+        size, wide, shift = SIZES[1 + at % 5], ("float32", "float64")[at % 2], at // 2 % 2
+        arrays = {name: (np.abs(made(rng, size, wide, shift)), wide) for name in ("params", "out", "m", "v", "v_hat")}
+        arrays |= {f"update{k}": (made(rng, size, kind, shift), kind) for k in range(count)}
+        weights = rng.standard_normal(count) * (np.arange(count) % 8 != 5) if count > 64 or at % 2 else np.ones(count)
+        mine = {name: host(array, type) for name, (array, type) in arrays.items()}
+        theirs = {name: put(array, type) for name, (array, type) in arrays.items()}
+        for memory, place in ((mine, on_host), (theirs, nullcontext)):
+            combine = ops.Combine([memory[f"update{k}"] for k in range(count)], weights, 0.7 * (at % 2))
+            held = [memory[name] for name in ("m", "v", "v_hat")[:states]]
+            with place():
+                step = ops.Step(name, 0.1, 0.9, 0.99, 1e-3, 1.25)
+                ops.apply(ops.Pass(memory["params"], memory["out"], combine, step=step, states=held))
         for name, (array, _) in arrays.items():
             assert bits(get(theirs[name], array.dtype)) == bits(np.asarray(mine[name])), name
 
