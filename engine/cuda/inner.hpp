@@ -1,6 +1,6 @@
-// inner: each block of threads processes a superblock for some of the vectors. For each block of the order, all threads
-// first compute e from every vector, in shared memory; then each warp processes some of the vectors, each thread one
-// lane of them.
+// inner: of at most 16 vectors of one type by inner_lanes.hpp. For others, each block of threads processes a superblock
+// for some of the vectors: for each block of the order, all threads first compute e from every vector, in shared
+// memory; then each warp processes some of the vectors, each thread one lane of them.
 #pragma once
 #include <type_traits>
 #include <vector>
@@ -9,6 +9,7 @@
 #include "api/kernels.hpp"
 #include "cuda/block.hpp"
 #include "cuda/element.hpp"
+#include "cuda/inner_lanes.hpp"
 #include "cuda/staging.hpp"
 #include "cuda/tree.hpp"
 #include "formula/combine.hpp"
@@ -131,9 +132,27 @@ struct InnerBody {
   }
 };
 
+// Computes the sums and returns true if a kernel of inner_lanes.hpp serves these vectors.
+template <class Executor, class T>
+bool inner_of_few(Executor& executor, const Inner& inner, double* sums) {
+  const auto run = [&](auto most) {
+    constexpr int kMost = decltype(most)::value;
+    if (inner.weights.data != nullptr)
+      inner_lanes<Executor, T, kMost, true>(executor, inner, sums);
+    else
+      inner_lanes<Executor, T, kMost, false>(executor, inner, sums);
+    return true;
+  };
+  if (inner.vectors.size <= 4) return run(std::integral_constant<int, 4>{});
+  if (inner.vectors.size <= 10) return run(std::integral_constant<int, 10>{});
+  return inner.vectors.size <= 16 && run(std::integral_constant<int, 16>{});
+}
+
 template <class Executor, class T>
 void inner_of(const Where& where, const Inner& inner, double* sums) {
   Executor executor(where);
+  if constexpr (!std::is_same_v<T, Mixed>)
+    if (inner_of_few<Executor, T>(executor, inner, sums)) return;
   const bool adds = inner.weights.data != nullptr;
   const std::int64_t vectors = inner.vectors.size, size = inner.vectors.data[0].size,
                      superblocks = superblocks_of(size);

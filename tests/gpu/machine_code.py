@@ -1,7 +1,7 @@
 """What the compiled kernels do with registers and memory, by device: python tests/gpu/machine_code.py FILE...
 
-Reads a library or an extension with CUDA's cuobjdump. Fails if a kernel keeps anything in local memory, or reaches
-a vector by an address of which the code does not know that it is the device's.
+Reads a library or an extension with CUDA's cuobjdump. Fails if a kernel keeps anything in local memory, reaches a
+vector by an address of which the code does not know that it is the device's, or needs more than was reached (REACHED).
 """
 
 import os
@@ -9,10 +9,70 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 CUOBJDUMP = shutil.which("cuobjdump", path=os.pathsep.join([os.environ["PATH"], "/usr/local/cuda/bin"]))
+#: Registers of a multiprocessor. A warp's are allocated 8 for each thread at a time.
+REGISTERS, UNIT = 65536, 8
+
+
+class Reached(NamedTuple):
+    """What a kernel reached with nvcc 13.0."""
+
+    threads: int  #: of a block
+    registers: int  #: at most, up to capability 9.0
+    newer: int  #: and from 10.0 on
+    loads: int  #: reads of vectors in the main loop, each of `width` bytes
+    width: int
+
+
+#: By a part of the mangled name: the types of params and updates, and the kind of steps; or the type and the number of
+#: vectors, and whether there is an e. The loop of a sum reads 8 vectors once, that of `inner` a row of them and memory.
+REACHED = {
+    "SumBodyIffLNS0_5StepsE0E": Reached(256, 64, 103, 8, 16),
+    "SumBodyIffLNS0_5StepsE1E": Reached(256, 74, 112, 8, 16),
+    "SumBodyIffLNS0_5StepsE2E": Reached(256, 80, 126, 8, 16),
+    "SumBodyIfNS_8Bfloat16ELNS0_5StepsE0E": Reached(256, 68, 98, 8, 8),
+    "SumBodyIfNS_8Bfloat16ELNS0_5StepsE2E": Reached(256, 78, 124, 8, 8),
+    "SumBodyIddLNS0_5StepsE0E": Reached(256, 60, 66, 8, 16),
+    "SumBodyIddLNS0_5StepsE2E": Reached(256, 80, 91, 8, 16),
+    "InnerLanesBodyIfLi10ELb1E": Reached(128, 108, 128, 11, 4),
+    "InnerLanesBodyIfLi16ELb1E": Reached(128, 167, 165, 17, 4),
+}
+
+
+@dataclass
+class Kernel:
+    name: str
+    registers: int
+    code: list[tuple[int, str]] = field(default_factory=list)  #: addresses and instructions
+
+    @property
+    def loops(self):
+        """For each loop, how many reads of global memory it has, by their bytes."""
+        for address, instruction in self.code:
+            jump = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", instruction)
+            if jump and (begin := int(jump[1], 16)) < address:
+                body = [each for at, each in self.code if begin <= at <= address]
+                yield Counter(width(each) for each in body if re.search(r"\bLDG\b", each))
+
+    def misses(self, reached, newer):
+        """What the kernel needs beyond what was reached."""
+        if self.registers > (most := reached.newer if newer else reached.registers):
+            yield f"{self.registers} registers, were {most}"
+        if Counter({reached.width: reached.loads}) not in self.loops:
+            yield f"no loop with {reached.loads} reads of {reached.width} bytes and no others"
+
+    def blocks(self, threads):
+        """The blocks of threads that a multiprocessor has registers for."""
+        return REGISTERS // (-(-self.registers // UNIT) * UNIT * threads)
+
+
+def width(read):
+    found = re.search(r"LDG\S*\.(128|64|U16|S16|U8|S8)\b", read)
+    return int(found[1].lstrip("US")) // 8 if found else 4
 
 
 @dataclass
@@ -20,12 +80,31 @@ class Device:
     """The code for one compute capability."""
 
     name: str
-    kernels: int = 0
-    registers: int = 0  #: of the kernel that takes most
+    kernels: list[Kernel] = field(default_factory=list)
     local: int = 0  #: bytes of local memory and stack a thread, of all kernels
     wide_loads: int = 0  #: instructions that move 16 bytes
     wide_stores: int = 0
     generic: int = 0  #: that look first which memory is meant
+
+    @property
+    def capability(self):
+        return int(self.name.removeprefix("sm_"))
+
+    @property
+    def registers(self):
+        """Those of the kernel that takes most."""
+        return max(kernel.registers for kernel in self.kernels)
+
+    @property
+    def reached(self):
+        """The kernels of REACHED that this code has."""
+        for part, reached in REACHED.items():
+            yield from ((kernel, reached) for kernel in self.kernels if part in kernel.name)
+
+    @property
+    def misses(self):
+        newer = self.capability >= 100
+        return [f"{kernel.name}: {miss}" for kernel, reached in self.reached for miss in kernel.misses(reached, newer)]
 
 
 def lines(*arguments):
@@ -36,38 +115,47 @@ def lines(*arguments):
 
 def read(path):
     """Its devices, in the order of their capabilities."""
-    devices, current = {}, None
+    devices, current, name = {}, None, ""
     for line in lines("-res-usage", path):
         if found := re.match(r"arch = (sm_\d+)", line):
             current = devices.setdefault(found[1], Device(found[1]))
+        elif found := re.match(r"\s*Function (\S+):", line):
+            name = found[1]
         elif found := re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", line):
             registers, *local = map(int, found.groups())
-            current.kernels += 1
-            current.registers = max(current.registers, registers)
+            current.kernels.append(Kernel(name, registers))
             current.local += sum(local)
-    counts = defaultdict(Counter)
+    code = []
     for line in lines("-sass", path):
         if found := re.match(r"\s*arch = (sm_\d+)", line):
-            current = counts[found[1]]
-        elif found := re.search(r"\s((?:LD|ST)[GL]?)\.E(?:\.[A-Z0-9]+)*", line):
-            current[found[1]] += 1
-            current[found[1], "128"] += ".128" in found[0]
-    for name, count in counts.items():
-        device = devices[name]
-        device.wide_loads, device.wide_stores = count["LDG", "128"], count["STG", "128"]
-        device.generic = count["LD"] + count["ST"]
-    return sorted((d for d in devices.values() if d.kernels), key=lambda d: int(d.name.removeprefix("sm_")))
+            current = devices[found[1]]
+        elif found := re.match(r"\s*Function : (\S+)", line):
+            code = next((kernel.code for kernel in current.kernels if kernel.name == found[1]), [])
+        elif found := re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?);", line):
+            code.append((int(found[1], 16), found[2]))
+            if found := re.search(r"\b((?:LD|ST)[GL]?)\.E(?:\.[A-Z0-9]+)*", found[2]):
+                current.wide_loads += found[1] == "LDG" and ".128" in found[0]
+                current.wide_stores += found[1] == "STG" and ".128" in found[0]
+                current.generic += found[1] in ("LD", "ST")
+    return sorted((d for d in devices.values() if d.kernels), key=lambda d: d.capability)
 
 
 def main(paths):
     failed = False
     for path in paths:
+        devices = read(path)
         print(
             f"{path}\n{'device':8}{'kernels':>8}{'registers':>10}{'local':>7}{'LDG.128':>9}{'STG.128':>9}{'generic':>9}"
         )
-        for d in read(path):
-            print(f"{d.name:8}{d.kernels:8}{d.registers:10}{d.local:7}{d.wide_loads:9}{d.wide_stores:9}{d.generic:9}")
-            failed |= bool(d.local or d.generic)
+        for d in devices:
+            row = (len(d.kernels), 8), (d.registers, 10), (d.local, 7), (d.wide_loads, 9), (d.wide_stores, 9)
+            print(d.name.ljust(8), *(f"{number:{places}}" for number, places in (*row, (d.generic, 9))), sep="")
+            failed |= bool(d.local or d.generic or d.misses)
+        for d in devices:
+            for kernel, reached in d.reached:
+                blocks = kernel.blocks(reached.threads)
+                print(f"{d.name}: {kernel.name}: {kernel.registers} registers, {blocks} blocks a multiprocessor")
+            print(*d.misses, sep="\n", end="\n" if d.misses else "")
     return int(failed)
 
 

@@ -23,8 +23,10 @@ def test_the_kernels_keep_to_registers_and_whole_lines():
         pytest.skip("cuobjdump is not installed: no machine code was read")
     (found,) = machine_code.read(BUILT / "engine" / "libafflux.a")
     assert found.name == "sm_80"
-    assert found.kernels > 50
+    assert len(found.kernels) > 50
     assert (found.local, found.generic) == (0, 0)
+    assert len([*found.reached]) == len(machine_code.REACHED), "a kernel has another name"
+    assert found.misses == []
     assert min(found.wide_loads, found.wide_stores) > 500
 
 
