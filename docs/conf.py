@@ -17,7 +17,6 @@ copyright = "the afflux authors"
 release = installed_version("afflux")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
-exclude_patterns = ["results"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 
@@ -68,7 +67,16 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
         return f"{found[1]}({depth}../{target.relative_to(ROOT)})" if target.exists() else found[0]
 
     text = file.read_text(encoding="utf-8")
+    if page.startswith("results/"):
+        text = _with_title_and_picture(page.removeprefix("results/"), text)
     source[0] = IMAGE.sub(image, LINK.sub(link, text)) + (options_of_commands() if page == "reference/commands" else "")
+
+
+def _with_title_and_picture(name: str, text: str) -> str:
+    """Returns a page of results, as `afflux reproduce` writes it, as a page of the site that is not in its lists."""
+    return (
+        f"---\norphan: true\n---\n# {name}\n\n{text.replace('### ', '## ')}\n![The figures of this page]({name}.png)\n"
+    )
 
 
 def params_of_commands() -> Iterator[tuple[str, list[Any]]]:

@@ -76,7 +76,7 @@ def test_damaged_idx_files_are_refused(tmp_path, content, message):
     path = tmp_path / "images"
     path.write_bytes(content)
     said = str(check_refused(message, read_idx, path, 3))
-    assert (str(path) in said, "docs/guides/data.md" in said) == (True, True)
+    assert (str(path) in said, "docs/reference/data.md" in said) == (True, True)
 
 
 def test_a_gzip_file_that_ends_early_or_is_none(tmp_path):

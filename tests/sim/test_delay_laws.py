@@ -213,7 +213,7 @@ def test_names_and_options():
     assert delay_law("ca2fl-fixed:s=3") == HalfNormalDelays(s=3)
     assert delay_law("ca2fl-fixed:s=none") == HalfNormalDelays()
     assert delay_law("device-times:file=a.csv:work=2") == DeviceTimes("a.csv", work=2)
-    table = (Path(__file__).parents[2] / "docs" / "guides" / "data.md").read_text()
+    table = (Path(__file__).parents[2] / "docs" / "reference" / "data.md").read_text()
     assert all(f"`{name}`" in table for name in DELAYS)
 
 

@@ -323,9 +323,9 @@ def test_errors_are_clear(tmp_path, monkeypatch):
     monkeypatch.delenv("AFFLUX_DATA", raising=False)
     for arguments, message in (
         (["--paper", "ca2fl"], "unknown preset 'ca2fl'"),
-        (["--paper", "ca2fl-cnn"], "give their folder with --data-dir or AFFLUX_DATA (docs/guides/data.md)"),
-        (["--paper", "ca2fl-cnn", "--data-dir", "absent"], "docs/guides/data.md"),
-        (["--paper", "ca2fl-cnn", "--data-dir", "."], "docs/guides/data.md"),
+        (["--paper", "ca2fl-cnn"], "give their folder with --data-dir or AFFLUX_DATA (docs/reference/data.md)"),
+        (["--paper", "ca2fl-cnn", "--data-dir", "absent"], "docs/reference/data.md"),
+        (["--paper", "ca2fl-cnn", "--data-dir", "."], "docs/reference/data.md"),
     ):
         result = invoke("run", *arguments)
         assert result.exit_code == 2

@@ -69,7 +69,7 @@ class AsyncStrategy(FedAvg):
             this node, added to train_config.
         choose: a function of the ids of idle nodes, the number of nodes that are to train, and the step: the nodes that
             get a message, at most this number. None: a random choice.
-        options: the settings that all adapters share (docs/guides/flower.md lists them), and those of
+        options: the settings that all adapters share (docs/reference/adapters.md lists them), and those of
             `flwr.serverapp.strategy.FedAvg`. "client-lr" and "local-steps" in a reply's MetricRecord replace client_lr
             and local_steps.
 

@@ -1,4 +1,4 @@
-"""The papers' data sets, read from a folder of the user; nothing is downloaded (docs/guides/data.md)."""
+"""The papers' data sets, read from a folder of the user; nothing is downloaded (docs/reference/data.md)."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

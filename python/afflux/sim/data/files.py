@@ -18,7 +18,7 @@ from afflux.store.files import opened
 
 Data = TypeVar("Data")
 
-PAGE = "docs/guides/data.md"  #: The page that documents the formats and the folders.
+PAGE = "docs/reference/data.md"  #: The page that documents the formats and the folders.
 #: The largest size of a file, also of its contents when decompressed: EMNIST's largest, all of byclass, has 638 MB.
 MOST_BYTES = 1 << 30
 #: What readers of formats raise for damaged and forged files.

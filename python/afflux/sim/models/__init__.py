@@ -1,4 +1,4 @@
-"""The papers' models in torch. `build_model` makes a model from its name and a seed (docs/guides/data.md)."""
+"""The papers' models in torch. `build_model` makes a model from its name and a seed (docs/reference/data.md)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The task of a paper: a data set and a network (docs/guides/data.md), images or text."""
+"""The task of a paper: a data set and a network (docs/reference/data.md), images or text."""
 
 from collections.abc import Callable
 from dataclasses import replace

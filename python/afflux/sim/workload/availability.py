@@ -31,7 +31,7 @@ def trace_path(file: str) -> Path:
         if os.path.isfile(path):  # Path.is_file raises for a name that is too long
             return path
     where = f" or in {folder}" if folder else "; AFFLUX_DATA is not set"
-    raise ConfigError(f"there is no file {file}{where} (formats: docs/guides/data.md)")
+    raise ConfigError(f"there is no file {file}{where} (formats: docs/reference/data.md)")
 
 
 def read_columns(path: Path, names: Sequence[str], numbers: Sequence[str]) -> list[tuple[list[str], list[float]]]:

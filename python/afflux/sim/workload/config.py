@@ -159,11 +159,11 @@ class SimConfig:
     task: str = _setting(
         IMAGES,
         f"What clients train: {IMAGES}, which is --data, --model and --partition; {PAPERS}:dataset=NAME:network=NAME "
-        f"(docs/guides/data.md); {LORA}:dataset=NAME:checkpoint=FOLDER (docs/background/papers.md); or path/to/"
+        f"(docs/reference/data.md); {LORA}:dataset=NAME:checkpoint=FOLDER (docs/background/papers.md); or path/to/"
         "file.py:FUNCTION, which is executed and returns an afflux.sim.Task.",
     )
     data: str = _setting("digits", "Data set:", *DATA_SETS)
-    data_dir: str | None = _setting(None, "Folder of the data sets (docs/guides/data.md); default: AFFLUX_DATA.")
+    data_dir: str | None = _setting(None, "Folder of the data sets (docs/reference/data.md); default: AFFLUX_DATA.")
     model: str = _setting("cnn", "Model:", *MODELS)
     num_clients: int = _setting(100, "All clients, N.")
     concurrency: int | str = _setting(20, "Clients that train at once; 20:50@100: 20, from virtual time 100 on 50.")
@@ -209,7 +209,7 @@ class SimConfig:
     delays: str = _setting(
         "fadas-large",
         f"Law of the running times: {', '.join(DELAYS)}, with options as in fadas-large:gamma=0.5 "
-        "(docs/guides/data.md); task: that of a task of your own, which is the default if it has one.",
+        "(docs/reference/data.md); task: that of a task of your own, which is the default if it has one.",
     )
     partition: str = _setting("dirichlet", "Partition of the data:", *PARTITIONS)
     alpha: float = _setting(0.1, "Dirichlet's alpha: small means heterogeneous.")

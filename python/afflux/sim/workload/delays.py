@@ -85,7 +85,7 @@ class HalfNormalDelays:
     """CA2FL's running times (its appendix D): half-normal laws, one for each client.
 
     halfnorm(s): s + |N(0, 1)| if s is the location, s |N(0, 1)| if s is the scale; drawn anew at each dispatch. The
-    paper writes halfnorm(s) without naming the parameter. The location is right: docs/guides/data.md has the numbers.
+    paper writes halfnorm(s) without naming the parameter. The location fits its numbers: docs/reference/data.md.
     """
 
     upper: float = 5.0  #: s ~ U(0, upper), drawn for each client at the start: 5, 1 or 0.5 in the paper.

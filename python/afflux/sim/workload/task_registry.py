@@ -1,6 +1,6 @@
 """The task of the setting `task`: a registered name, or a function in a file of the user, which is executed.
 
-`images` and `papers` are the tasks of a data set and a model (docs/guides/data.md).
+`images` and `papers` are the tasks of a data set and a model (docs/reference/data.md).
 """
 
 import inspect

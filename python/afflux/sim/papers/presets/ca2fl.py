@@ -12,7 +12,7 @@ PAPER = "CA2FL, FL-ICML 2023 and ICLR 2024"
 APPENDIX = "appendix, experiment settings"
 NETWORK = (
     "The paper names a CNN by Wang and Ji (2022) and does not print it. This is the small network of two that are in "
-    "use by these authors, 551,786 parameters; which of the two the paper ran is open: see docs/guides/data.md."
+    "use by these authors, 551,786 parameters; which of the two the paper ran is open: see docs/reference/data.md."
 )
 ROUNDS, BUFFER = 500, 10
 AUGMENT = ":augment=crop-flip"
@@ -87,7 +87,7 @@ def _ca2fl(name: str, model: str, data: str, alpha: float) -> Preset:
         **sourced("section 6", partition="dirichlet"),
         **sourced("Table 6", alpha=alpha),
         **sourced(APPENDIX, local_epochs=2, batch_size=50, weight_decay=1e-4),
-        **sourced("appendix: halfnorm(s), s ~ U(0, 5); s is the location (docs/guides/data.md)", delays="ca2fl"),
+        **sourced("appendix: halfnorm(s), s ~ U(0, 5); s is the location (docs/reference/data.md)", delays="ca2fl"),
         **sourced("Table 1: the round that reaches an accuracy, hence each round", eval_every=BUFFER),
     }
     buffer_size, server_lr = Sourced(BUFFER, f"{APPENDIX}: M"), Sourced(SERVER_LR, "Table 6")
