@@ -73,7 +73,7 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def _with_title_and_picture(name: str, text: str) -> str:
-    """Returns a page of results, as `afflux reproduce` writes it, as a page of the site that is not in its lists."""
+    """Returns a page of results, as `python -m bench.papers` writes it, as an unlisted page of the site."""
     return (
         f"---\norphan: true\n---\n# {name}\n\n{text.replace('### ', '## ')}\n![The figures of this page]({name}.png)\n"
     )

@@ -72,11 +72,18 @@ def every_command():
 
 def test_the_help_of_every_command_has_examples_of_it():
     commands = every_command()
-    assert len(commands) == 63
+    assert len(commands) == 14
     for words in commands:
         shown = invoke(*words, "--help").stdout
         assert "Examples" in shown, words
         assert f"afflux {' '.join(words)}" in shown.partition("Examples")[2], words
+
+
+def test_commands_that_are_elsewhere_say_where(monkeypatch):
+    for command, place in cli.MOVED.items():
+        monkeypatch.setattr(sys, "argv", ["afflux", command, "list"])
+        with pytest.raises(SystemExit, match=rf"{command} is now, in a checkout of afflux: {place}"):
+            cli.main()
 
 
 def test_the_page_lists_every_command():
@@ -157,7 +164,6 @@ def test_an_option_that_is_no_number_is_exit_code_2():
         ("compare --rules fedbuff --arrivals 20 --rules ca2fl", "--rules"),
         ("run --rule fedbuff --alpha .1 --alpha=.1", "--alpha"),
         ("plan --rule fedbuff --params 9 --buffer 2 --buffer-size 3", "--buffer"),
-        ("reproduce list --out a --out b", "--out"),
         ("store info here --json --json", "--json"),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from afflux.rules.specs import parse_rule
-from afflux.sim.papers.staleness import simulate_staleness
+from afflux.sim.clients.staleness import simulate_staleness
 from afflux.sim.workload.availability import Devices, availability_law
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import (

@@ -16,7 +16,7 @@ from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, MissingExtraError, Simulation, Task, partitioned, read_results, register_task
 from afflux.sim.clients.compiled_training import require_compiler
 from afflux.sim.models import build_model
-from afflux.sim.papers import all_tables, codec_errors, lora_task, reproduction
+from afflux.sim.papers import lora_task
 from afflux.sim.results.audit_log import AuditOutput
 from afflux.sim.runs.run_checkpoint import InterruptedRun, StoredRun
 from afflux.sim.setup import SimulationSetup
@@ -47,10 +47,6 @@ CASES = {
     "a flag beside an option of the rule": (
         lambda folder: common.parse_rules(["fedbuff:buffer_size=7"], buffer_size=5),
         "--buffer-size is 5, but fedbuff:buffer_size=7 says buffer_size=7 itself",
-    ),
-    "updates of another run": (
-        lambda folder: codec_errors.make_page(["images"]),
-        "unknown updates 'images'; known: digits, mnist",
     ),
     "a rate above float32": (
         lambda folder: SimConfig(client_lr=1e39),
@@ -101,10 +97,6 @@ CASES = {
         "a store is for one rule and one seed",
     ),
     "a folder of no run": (lambda folder: read_results(without_runs(folder)), "holds no results of a run$"),
-    "a table that is not run": (
-        lambda folder: reproduction.reproduce(next(t for t in all_tables.TABLES.values() if t.open), folder, [0]),
-        " is not run: ",
-    ),
     "a log that cannot be read": (
         lambda folder: InterruptedRun.check_run_folder(a_run_whose_log_is(folder)),
         "cannot read .*: Is a directory",

@@ -14,10 +14,10 @@ from afflux.cli.common import parse_rules
 from afflux.cli.settings import rule_of_preset
 from afflux.sim import read_audit_log
 from afflux.sim.models.networks import NETWORKS
-from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.presets.registry import all_presets, find_preset
-from afflux.sim.papers.reproduction import job_of
 from afflux.sim.workload.config import SimConfig
+from bench.papers.all_tables import TABLES
+from bench.papers.reproduction import job_of
 from commands import invoke
 from conftest import ROOT
 from made_runs import run

@@ -16,9 +16,9 @@ SIMULATOR = {
     "demo": "A rule of each paper on handwritten digits; a run that is killed and resumed.",
     "compare": "Compare aggregation rules in one simulation.",
     "run": "Simulate one aggregation rule with one seed.",
-    "reproduce": "Reproduce tables of papers.",
-    "codecs": "The error of every codec of cached rows.",
 }
+#: Commands of 0.1.0 that are now in a checkout.
+MOVED = {"reproduce": "python -m bench.papers list, run or check", "codecs": "python -m bench.papers codecs"}
 
 
 def parser() -> Parser:
@@ -50,6 +50,8 @@ def main() -> None:
     """Run the command line. The process must end afterwards: Ctrl-C is ignored while the interpreter ends."""
     command_line = sys.argv[1:]
     with interrupts.deferred(then=signal.SIG_IGN):
+        if {*command_line[:1]} & MOVED.keys():
+            sys.exit(f"afflux: {command_line[0]} is now, in a checkout of afflux: {MOVED[command_line[0]]}")
         if not {*command_line[:1]} & SIMULATOR.keys():
             run_core(command_line)
         elif find_spec("typer") is None:

@@ -1,8 +1,8 @@
-"""The simulator's commands: demo, compare, run, reproduce and codecs."""
+"""The simulator's commands: demo, compare and run."""
 
 import typer
 
-from afflux.cli import demo, reproduce, simulate
+from afflux.cli import demo, simulate
 from afflux.cli.settings import Command
 
 app = typer.Typer(
@@ -13,7 +13,5 @@ app = typer.Typer(
 app.command(help=demo.DEMO_HELP)(demo.demo)
 app.command(help=simulate.COMPARE_HELP)(simulate.compare)
 app.command(help=simulate.RUN_HELP)(simulate.run)
-app.add_typer(reproduce.app, name="reproduce")
-app.command(help=reproduce.CODECS_HELP)(reproduce.codecs)
-for command in (*app.registered_commands, *reproduce.app.registered_commands):
+for command in app.registered_commands:
     command.cls = Command

@@ -1,1 +1,1 @@
-"""Tables of papers, run again: `afflux reproduce`."""
+"""The papers' presets, tasks and data sets; grids of settings."""

@@ -1,4 +1,4 @@
-"""The table of `afflux reproduce mf-ca2fl`: MF-CA2FL at few bits beside CA2FL, for every codec."""
+"""The table of `python -m bench.papers mf-ca2fl`: MF-CA2FL at few bits beside CA2FL, for every codec."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

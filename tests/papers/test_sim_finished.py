@@ -7,13 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 import afflux.sim.runs.compare
-from afflux.cli.simulator import app
 from afflux.rules.specs import parse_rule
-from afflux.sim.papers import table_pages
 from afflux.sim.papers.outcomes import Outcome, load_outcomes
 from afflux.sim.results.finished_runs import FILE, FinishedRuns, Job, line_of
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.workload.config import SimConfig
+from bench.papers import table_pages
+from bench.papers.command import app
 from conftest import check_refused
 from made_runs import run
 
@@ -90,7 +90,7 @@ def small(monkeypatch):
 
 
 def invoke(out, *more):
-    command = ["reproduce", "mf-ca2fl", "--seeds", "0,1", "--jobs", "1", "--out", str(out), *more]
+    command = ["mf-ca2fl", "--seeds", "0,1", "--jobs", "1", "--out", str(out), *more]
     return CliRunner().invoke(app, command)
 
 

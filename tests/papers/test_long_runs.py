@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from afflux.ops.errors import StoreError
-from afflux.sim.papers.reproduction import UNFINISHED, Budget, reproduce
 from afflux.sim.runs import long_runs, run_checkpoint
+from bench.papers.reproduction import UNFINISHED, Budget, reproduce
 from pairwise import soak
 from small_tables import CELLS, SMALL
 

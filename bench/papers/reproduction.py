@@ -1,4 +1,4 @@
-"""`afflux reproduce`: the runs of the papers' tables, kept as one JSON line each, and a check of such lines."""
+"""`python -m bench.papers`: the runs of the papers' tables, kept as one JSON line each, and a check of such lines."""
 
 import json
 import os
@@ -22,13 +22,9 @@ from afflux.ops.errors import ConfigError
 from afflux.rules.specs import needs_validation_gradient, parse_rule
 from afflux.sim.clients.flat_model import has_device
 from afflux.sim.errors import require
-from afflux.sim.papers.all_tables import TABLES
-from afflux.sim.papers.comparison import SMALL, Line, line_of, table_page
 from afflux.sim.papers.grid import SETTINGS, parse_grid, points
 from afflux.sim.papers.outcomes import Outcome, load_outcomes
-from afflux.sim.papers.paper_tables import TRIALS_SEED, Cell, Search, Table
 from afflux.sim.papers.publishing import Page, Show
-from afflux.sim.papers.staleness_pages import PAGES
 from afflux.sim.results.finished_runs import (
     AGAIN,
     FailedRun,
@@ -43,6 +39,10 @@ from afflux.sim.results.run_folder import locked
 from afflux.sim.results.run_result import Evaluation, RunResult
 from afflux.sim.runs.compare import compare, inputs_of_jobs
 from afflux.sim.workload.config import SimConfig
+from bench.papers.all_tables import TABLES
+from bench.papers.comparison import SMALL, Line, line_of, table_page
+from bench.papers.paper_tables import TRIALS_SEED, Cell, Search, Table
+from bench.papers.staleness_pages import PAGES
 
 #: The largest difference of a CNN's final accuracy between the kernels of two machines.
 CNN_DIFFERENCE = 0.025

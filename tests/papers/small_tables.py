@@ -1,6 +1,6 @@
 """A table with two cells whose runs take a fraction of a second."""
 
-from afflux.sim.papers.paper_tables import Cell, Reading, Table
+from bench.papers.paper_tables import Cell, Reading, Table
 
 SETTINGS = {"model": "logreg", "num_clients": 8, "concurrency": 3, "arrivals": 12, "eval_every": 6, "local_steps": 1}
 CELLS = (

@@ -11,10 +11,10 @@ from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim import Task, classification
 from afflux.sim.clients.flat_model import reproducible_libraries
-from afflux.sim.papers import reproduction
-from afflux.sim.papers.all_tables import TABLES
-from afflux.sim.papers.reproduction import Budget, Changes, check, folder_page, machine, reproduce, states
 from afflux.sim.workload.config import SimConfig
+from bench.papers import reproduction
+from bench.papers.all_tables import TABLES
+from bench.papers.reproduction import Budget, Changes, check, folder_page, machine, reproduce, states
 from conftest import check_refused
 from made_runs import run
 from test_paper_task import write_images

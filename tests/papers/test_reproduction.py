@@ -10,16 +10,24 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from afflux.cli.simulator import app
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
+from afflux.sim.clients.staleness import simulate_staleness
 from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
 from afflux.sim.errors import TrainingError
-from afflux.sim.papers import reproduction
-from afflux.sim.papers.all_tables import TABLES
-from afflux.sim.papers.comparison import Line
-from afflux.sim.papers.paper_tables import (
+from afflux.sim.results.finished_runs import key_of, line_key
+from afflux.sim.results.run_result import Evaluation, params_sha256
+from afflux.sim.runs import compare as compare_module
+from afflux.sim.setup import SimulationSetup
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.delays import delay_law
+from afflux.sim.workload.task_registry import build_task
+from bench.papers import reproduction
+from bench.papers.all_tables import TABLES
+from bench.papers.command import app
+from bench.papers.comparison import Line
+from bench.papers.paper_tables import (
     BEST_OF_EVERY_FIFTH,
     LAST,
     LOG_STABILITY,
@@ -31,7 +39,7 @@ from afflux.sim.papers.paper_tables import (
     Table,
     rounds_to,
 )
-from afflux.sim.papers.reproduction import (
+from bench.papers.reproduction import (
     Budget,
     Changes,
     check,
@@ -42,15 +50,7 @@ from afflux.sim.papers.reproduction import (
     runs_of,
     states,
 )
-from afflux.sim.papers.staleness import simulate_staleness
-from afflux.sim.papers.staleness_pages import CA2FL_TABLE_4, FADAS_CLAIMS, PAGES, schedules_page, weights_page
-from afflux.sim.results.finished_runs import key_of, line_key
-from afflux.sim.results.run_result import Evaluation, params_sha256
-from afflux.sim.runs import compare as compare_module
-from afflux.sim.setup import SimulationSetup
-from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.delays import delay_law
-from afflux.sim.workload.task_registry import build_task
+from bench.papers.staleness_pages import CA2FL_TABLE_4, FADAS_CLAIMS, PAGES, schedules_page, weights_page
 from conftest import ROOT, check_refused
 from pairwise import soak
 from small_tables import CELLS, SETTINGS, SMALL
@@ -228,7 +228,7 @@ def test_a_page_holds_all_that_the_folder_holds(tmp_path):
 def test_the_pages_of_the_repository_show_its_finished_runs():
     folder = ROOT / "docs" / "results"
     stale = [page.name for page in folder_pages(folder) if page.markdown != (folder / f"{page.name}.md").read_text()]
-    assert stale == [], "`afflux reproduce TABLE --hours 0` writes them"
+    assert stale == [], "`python -m bench.papers run TABLE --hours 0` writes them"
 
 
 def test_every_line_of_the_repository_is_found_by_its_settings():
@@ -291,7 +291,7 @@ def test_a_search_whose_trials_all_diverge_is_an_error(tuned, tmp_path, monkeypa
 def test_a_figure_has_a_panel_for_each_first_part_of_a_name(tmp_path, monkeypatch):
     """And shares the runs of its table."""
     drawn = []
-    monkeypatch.setattr("afflux.sim.papers.comparison.draw_scores", lambda panels, path: drawn.extend(panels))
+    monkeypatch.setattr("bench.papers.comparison.draw_scores", lambda panels, path: drawn.extend(panels))
     cells = [cell._replace(name=f"p = 1, {cell.name}", paper=None) for cell in CELLS]
     cells += [Cell("p = 2, third, of two", CELLS[0].rule, SETTINGS | {"num_clients": 9})]
     page, _ = reproduce(Table("x", "Ours", "", "", 0.0, tuple(cells), 1), tmp_path, (0,), limits=Budget(processes=1))
@@ -412,19 +412,19 @@ def test_a_check_finds_another_schedule_other_params_and_another_accuracy(tmp_pa
 
 def test_the_commands(tmp_path, monkeypatch):
     def run(*arguments):
-        return CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(tmp_path / "out")])
+        return CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
 
     listed = run("list")
     assert listed.exit_code == 0, listed.output
     assert all(f"| {name} |" in listed.stdout for name in TABLES)
     assert "| 0 of 240 runs |" in listed.stdout
     assert f"{tmp_path}/out/ is not here" in listed.stdout
-    assert "fadas-table6 is not run: checkpoint and data are not at hand" in run("fadas-table6").stderr
-    assert run("afl-table2", "--cells", "no such").exit_code == 2
-    missing = run("afl-table2", "--data-dir", "nowhere")
+    assert "fadas-table6 is not run: checkpoint and data are not at hand" in run("run", "fadas-table6").stderr
+    assert run("run", "afl-table2", "--cells", "no such").exit_code == 2
+    missing = run("run", "afl-table2", "--data-dir", "nowhere")
     assert (missing.exit_code, "there is no folder nowhere" in missing.stderr) == (2, True)
     assert not (tmp_path / "out").exists()
-    assert CliRunner().invoke(app, ["reproduce", "--check", "--out", str(tmp_path)]).exit_code == 2
+    assert CliRunner().invoke(app, ["check", "--out", str(tmp_path)]).exit_code == 2
 
 
 def test_runs_of_gsgm_block_clients_until_the_pass_ends():

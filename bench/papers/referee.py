@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from afflux.sim.papers.paper_tables import Cell, Reading, Search, Table
 from afflux.sim.results.run_result import Evaluation, RunResult, seed_statistics
 from afflux.sim.results.statistics import LEVEL, holm, t_quantile
 from afflux.sim.workload.config import SimConfig
+from bench.papers.paper_tables import Cell, Reading, Search, Table
 
 if TYPE_CHECKING:
     from afflux.sim.papers.publishing import Page

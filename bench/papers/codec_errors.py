@@ -25,9 +25,9 @@ from afflux.sim.clients.training import SerialTraining
 from afflux.sim.errors import require
 from afflux.sim.loop import PushedUpdate
 from afflux.sim.papers.publishing import Page, markdown_table
-from afflux.sim.papers.table_pages import CODEC_MARKERS, codec_style
 from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
+from bench.papers.table_pages import CODEC_MARKERS, codec_style
 
 SIZE, DRAWS, ROWS = 200_000, 5, 100
 CODECS = codecs.ROUNDING

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from afflux.sim.papers.paper_tables import BEST, LAST, MEAN_OF_TEN, Cell, Reading, Table, later, rounds_to
 from afflux.sim.papers.presets.preset import task_of
 from afflux.sim.papers.presets.registry import find_preset
+from bench.papers.paper_tables import BEST, LAST, MEAN_OF_TEN, Cell, Reading, Table, later, rounds_to
 
 CA2FL, FADAS = "CA2FL", "FADAS"
 CNN, RESNET = "CIFAR-10, CNN, 500 rounds", "{}, ResNet-18, 500 rounds; on a GPU: --device cuda"

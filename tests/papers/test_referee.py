@@ -1,4 +1,4 @@
-"""`afflux reproduce rules`: statistics beside brute force, equal time, and tiny runs from trials to the page."""
+"""`bench.papers run rules`: statistics beside brute force, equal time, and tiny runs from trials to the page."""
 
 from dataclasses import replace
 from itertools import product
@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from afflux.cli.simulator import app
 from afflux.rules import RULES as PRESETS
 from afflux.rules import SYNCHRONOUS
 from afflux.rules.specs import parse_rule
-from afflux.sim.papers import reproduction
-from afflux.sim.papers.all_tables import TABLES
 from afflux.sim.papers.publishing import write_page
-from afflux.sim.papers.referee import CONDITIONS, REFERENCE, RULES, Difference, holm, late_in_time, sign_flip, verdict
-from afflux.sim.papers.reproduction import Budget, folder_page, reproduce, rows_of, runs_of
 from afflux.sim.results.finished_runs import _identity
 from afflux.sim.results.run_result import Evaluation
 from afflux.sim.runs import compare as compare_module
+from bench.papers import reproduction
+from bench.papers.all_tables import TABLES
+from bench.papers.command import app
+from bench.papers.referee import CONDITIONS, REFERENCE, RULES, Difference, holm, late_in_time, sign_flip, verdict
+from bench.papers.reproduction import Budget, folder_page, reproduce, rows_of, runs_of
 
 
 def brute_force(differences):
@@ -234,7 +234,7 @@ def mnist(tmp_path):
 @pytest.mark.soak
 def test_a_short_referee_by_the_command(mnist, tmp_path):
     out = tmp_path / "out"
-    command = ["reproduce", "rules", "--cells", "Dir(0.5), mild*: ca2fl", "--rounds", "3", "--seeds", "0"]
+    command = ["run", "rules", "--cells", "Dir(0.5), mild*: ca2fl", "--rounds", "3", "--seeds", "0"]
     result = CliRunner().invoke(app, [*command, "--jobs", "1", "--data-dir", str(mnist), "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert "all runs are in" in result.stdout

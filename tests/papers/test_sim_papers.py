@@ -1,4 +1,4 @@
-"""`afflux reproduce`: plans, tables and files; the papers' own numbers; tiny runs."""
+"""`python -m bench.papers`: plans, tables and files; the papers' own numbers; tiny runs."""
 
 import os
 from pathlib import Path
@@ -7,32 +7,42 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from afflux.cli.simulator import app
 from afflux.rules.specs import parse_rule
-from afflux.sim.papers.all_tables import TABLES
-from afflux.sim.papers.reproduction import job_of
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.partitions import classes
+from bench.papers.all_tables import TABLES
+from bench.papers.command import app
+from bench.papers.reproduction import job_of
 from made_runs import run
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["afl-table2", "--cells", "7/10*"], "afl-table2 has no cell '7/10*'; its first one is '5/10, 5 steps"),
-        (["afl-table2", "--data-dir", "nowhere"], "data 'mnist': there is no folder nowhere"),
-        (["afl-table2", "--seeds", "x"], "seeds are whole numbers"),
+        (["run", "afl-table2", "--cells", "7/10*"], "afl-table2 has no cell '7/10*'; its first one is '5/10, 5 steps"),
+        (["run", "afl-table2", "--data-dir", "nowhere"], "data 'mnist': there is no folder nowhere"),
+        (["run", "afl-table2", "--seeds", "x"], "seeds are whole numbers"),
+        (["run", "table-2"], "unknown table 'table-2'"),
         (["mf-ca2fl", "--data", "cifar"], "unknown data 'cifar'; known: digits, mnist"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_no_folder(arguments, message, tmp_path):
     out = tmp_path / "out"
-    result = CliRunner().invoke(app, ["reproduce", *arguments, "--jobs", "1", "--out", str(out)])
+    result = CliRunner().invoke(app, [*arguments, "--jobs", "1", "--out", str(out)])
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert not out.exists()
+
+
+@pytest.mark.parametrize("command", [command.name or command.callback.__name__ for command in app.registered_commands])
+def test_the_help_of_every_command(command):
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert command == "check" or f"python -m bench.papers {command}" in result.stdout.partition("Examples")[2]
+    once = CliRunner().invoke(app, [command, *(["rules"] if command == "run" else []), "--out", "a", "--out", "b"])
+    assert (once.exit_code, "--out is given twice" in once.stderr) == (2, True)
 
 
 def test_a_gradient_rule_and_an_update_rule_make_the_same_run():

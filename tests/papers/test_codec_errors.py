@@ -1,4 +1,4 @@
-"""`afflux codecs`: errors and means by their formulas, with the reference's rows; what it reads and writes."""
+"""`bench.papers codecs`: errors and means by their formulas, with the reference's rows; what it reads and writes."""
 
 import json
 from dataclasses import replace
@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 import rows
-from afflux.cli.simulator import app
 from afflux.ops import codecs
-from afflux.sim.papers import codec_errors, table_pages
 from afflux.sim.workload.config import SimConfig
-from conftest import ROOT
+from bench.papers import codec_errors, table_pages
+from bench.papers.command import app
+from conftest import ROOT, check_refused
 from test_codecs import ERRORS
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=150)
@@ -83,6 +83,10 @@ def test_updates_are_taken_evenly_over_the_run(monkeypatch):
     every = codec_errors.updates_of_run(replace(SMALL, arrivals=100))
     monkeypatch.setattr(codec_errors, "ROWS", 10)
     assert (codec_errors.updates_of_run(replace(SMALL, arrivals=100)) == every[::11]).all()
+
+
+def test_updates_of_another_run():
+    check_refused("unknown updates 'images'; known: digits, mnist", codec_errors.make_page, ["images"])
 
 
 # ---- the page ------------------------------------------------------------------------------------------------------
