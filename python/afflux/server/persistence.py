@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from math import isnan
@@ -38,8 +38,10 @@ from afflux.server.tasks import restore
 from afflux.server.versions import shared
 from afflux.store.constants_file import constants_of
 from afflux.store.creation import create_store, remove_contents, removed_if_it_fails
-from afflux.store.lock import promises_space
-from afflux.store.metadata import damage_as_store_error
+from afflux.store.files import refuse_irregular
+from afflux.store.index import Index
+from afflux.store.lock import locked, promises_space
+from afflux.store.metadata import INDEX, damage_as_store_error
 from afflux.store.store import Store
 
 
@@ -88,6 +90,56 @@ def open_store(
     elif not isinstance(plane, DataPlane) or like is not None:
         raise AffluxError(f"[open] plane is {brief(plane)}, must be a DataPlane, and without like")
     return Store(folder, ops.threads(num_threads, "open"), plane)
+
+
+def facts_in(path: Path) -> dict[str, Any] | None:
+    """Return the facts of the server in a store; None if there is no store.
+
+    A store without a commit, which an ended process has left, holds no server; its files are removed.
+
+    Raises:
+        StoreError: another process uses the store, or it is damaged.
+    """
+    if not (path / INDEX).exists():
+        return None
+    with locked(path), damage_as_store_error(path):
+        refuse_irregular(path)
+        with closing(Index(path / INDEX, read_only=True, alone=True)) as index:
+            facts = index.facts()
+            committed = index.committed(facts)
+        if committed is None:
+            remove_contents(path)
+            return None
+        server: dict[str, Any] = facts["server"]
+        return server
+
+
+def check_model(path: Path, facts: Mapping[str, Any], adapter: InputAdapter) -> None:
+    """Raise StoreError if params have other arrays than the model of a store with these facts."""
+    with damage_as_store_error(path):
+        layout = None if facts["layout"] is None else Layout.from_json(facts["layout"])
+    stored, given = _arrays_of(layout, facts["d"]), _arrays_of(adapter.layout, adapter.size)
+    for name in (stored | given) if stored != given else ():
+        if stored.get(name) != given.get(name):
+            there, here = stored.get(name, "absent"), given.get(name, "absent")
+            raise StoreError(f"[open_or_create] {path} holds another model: {name} is {there} there, {here} in params")
+    if [*stored] != [*given]:
+        raise StoreError(f"[open_or_create] {path} holds a model whose arrays have another order than those of params")
+
+
+def like_params(opened: InputAdapter, given: InputAdapter) -> InputAdapter:
+    """Return the adapter of an opened server that returns arrays and objects like those of the given params."""
+    given.constants.load(opened.constants.to_bytes())
+    return replace(opened, likes=given.likes, rebuild=given.rebuild, constants=given.constants)
+
+
+def _arrays_of(layout: Layout | None, size: int) -> dict[str, str]:
+    """Describe each array of a layout, or the flat vector, by name."""
+    if layout is None:
+        return {"params": f"a flat vector of {size} elements"}
+    fields = (*layout.fields, *layout.buffers, *layout.copied, *layout.constants, *layout.locals)
+    arrays = {field.name: f"{field.role}{f' {field.dtype}' if field.dtype else ''} {field.shape}" for field in fields}
+    return arrays | dict.fromkeys(layout.tied, "an alias")
 
 
 @contextmanager

@@ -192,6 +192,68 @@ class Server:
             raise
         return server
 
+    @classmethod
+    @clears_tracebacks
+    def open_or_create(
+        cls,
+        path: "str | PathLike[str]",
+        rule: Rule,
+        params: "ops.Array | Tree",
+        *,
+        layout: Layout | None = None,
+        num_threads: int | None = None,
+        push_threads: int = 1,
+        on_step: OnStep | None = None,
+        plane: DataPlane | None = None,
+        **fields: Unpack[Options],
+    ) -> "Server":
+        """Open the store at `path` if there is one, else create it: a program that is started again continues.
+
+        Args:
+            path: the store's folder.
+            rule: the rule; if there is a store, it must have the same name, and may have other parameters: see `open`.
+            params: the initial model. If there is a store, only names, shapes and roles of the arrays, their library
+                and device are used: the values are those of the last commit.
+            layout: see the class.
+            num_threads: see the class.
+            push_threads: see the class.
+            on_step: see the class.
+            plane: see the class.
+            fields: fields of `ServerOptions`. If there is a store, those that `open` cannot replace must agree with it.
+
+        Returns:
+            A server with a store. `task.tree()` returns arrays like those of params also if the server was opened.
+
+        Raises:
+            AffluxError: see the class and `open`.
+            StoreError: the store has another rule or another model, another process uses it, or it is damaged; or the
+                folder holds other files. Nothing changes.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> from afflux.rules import fedbuff
+        >>> folder, model = TemporaryDirectory(), {"w": np.zeros(3, np.float32)}
+        >>> for start in range(2):
+        ...     with Server.open_or_create(f"{folder.name}/store", fedbuff(buffer_size=1), model) as server:
+        ...         server.push(client="ann", version=start, update={"w": np.ones(3)}).report.version
+        1
+        2
+        >>> folder.cleanup()
+        """
+        rule, folder = a_rule("open_or_create", "rule", rule), path_of("open_or_create", "path", path)
+        settings: Any = {"num_threads": num_threads, "push_threads": push_threads, "on_step": on_step, "plane": plane}
+        facts = persistence.facts_in(folder)
+        if facts is None:
+            return cls(rule, params, layout=layout, store=folder, **settings, **fields)
+        most = options_of("open_or_create", None, fields).for_rule(rule).limits.max_abs
+        adapter, parts = InputAdapter.of(params, rule.kind, 1, layout, most)
+        persistence.check_model(folder, facts, adapter)
+        if adapter.plane.gpu is not None:
+            settings["like"] = parts[0] if isinstance(parts, list) else parts
+        server = cls.open(folder, rule, **settings, **fields)
+        server._adapter = persistence.like_params(server._adapter, adapter)
+        return server
+
     def push(
         self,
         *,
