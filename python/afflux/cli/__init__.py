@@ -36,6 +36,8 @@ def parser() -> Parser:
 
 def run_core(command_line: Sequence[str]) -> None:
     """Run a command of the core."""
+    if {*command_line[:1]} & MOVED.keys():
+        sys.exit(f"afflux: {command_line[0]} is now, in a checkout of afflux: {MOVED[command_line[0]]}")
     arguments = parser().parse_args(command_line)
     try:
         with report_errors():
@@ -50,8 +52,6 @@ def main() -> None:
     """Run the command line. The process must end afterwards: Ctrl-C is ignored while the interpreter ends."""
     command_line = sys.argv[1:]
     with interrupts.deferred(then=signal.SIG_IGN):
-        if {*command_line[:1]} & MOVED.keys():
-            sys.exit(f"afflux: {command_line[0]} is now, in a checkout of afflux: {MOVED[command_line[0]]}")
         if not {*command_line[:1]} & SIMULATOR.keys():
             run_core(command_line)
         elif find_spec("typer") is None:
