@@ -55,7 +55,7 @@ class Layout:
     dotted names are the same to a layout. A flat list of the parameters alone, such as `[*module.parameters()]`, is
     matched by position and shape.
 
-    Each array has a role: `roles`, docs/guides/use-it.md. Names of wrappers, such as DataParallel's `module`, do not
+    Each array has a role: `roles`, docs/reference/models.md. Names of wrappers, such as DataParallel's `module`, do not
     count where the exact names do not match.
 
     Every method checks names and shapes before it writes. If a name or a shape is wrong, the method raises an
@@ -140,7 +140,7 @@ class Layout:
                 True.
             buffers: the names of all arrays that are statistics; no others then are.
             roles: roles by patterns of names, as {"bn.*": "local"}; the first pattern that matches a name counts. See
-                `fields.Role` for the roles, and docs/guides/use-it.md for the defaults.
+                `fields.Role` for the roles, and docs/reference/models.md for the defaults.
 
         Raises:
             AffluxError: an element of the tree is not an array, two arrays have one name, a dtype is not listed above,
