@@ -41,6 +41,7 @@ FILES = {
     "background/contributing": "CONTRIBUTING.md",
     "background/peers": "bench/PEERS.md",
     "background/security": "SECURITY.md",
+    "index": "README.md",
 }
 PAGES = {ROOT / file: DOCS / f"{page}.md" for page, file in FILES.items()}
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
@@ -48,7 +49,10 @@ IMAGE = re.compile(r"(!\[[^\]]*\])\(([^):\s]+)\)")
 
 
 def read_page(app: Sphinx, page: str, source: list[str]) -> None:
-    """Replaces a page by its file, and links to files that are no pages by their text. Missing files stay links."""
+    """Replaces a page by its file, and links to files that are no pages by their text. Missing files stay links.
+
+    The index is README.md, followed by the lists of pages in index.md.
+    """
     file = ROOT / FILES[page] if page in FILES else DOCS / f"{page}.md"
     depth = "../" * page.count("/")
 
@@ -69,7 +73,8 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
     text = file.read_text(encoding="utf-8")
     if page.startswith("results/"):
         text = _with_title_and_picture(page.removeprefix("results/"), text)
-    source[0] = IMAGE.sub(image, LINK.sub(link, text)) + (options_of_commands() if page == "reference/commands" else "")
+    own = {"index": source[0], "reference/commands": options_of_commands() if page == "reference/commands" else ""}
+    source[0] = IMAGE.sub(image, LINK.sub(link, text)) + own.get(page, "")
 
 
 def _with_title_and_picture(name: str, text: str) -> str:

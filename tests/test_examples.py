@@ -1,13 +1,18 @@
 """The programs in examples/ run as described. tests/integrations has those of other frameworks."""
 
 import re
+import runpy
+import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
 from conftest import ROOT
 from pairwise import soak
+
+PAGE = ROOT / "docs" / "start" / "tutorial.md"
 
 
 def printed(name, *arguments):
@@ -55,3 +60,54 @@ def test_own_rule_bears_wrong_clients():
 def test_http_server():
     pytest.importorskip("aiohttp")
     assert printed("http_server.py") == "240 models joined, 60 versions, largest error 0.000\n"
+
+
+# ---- the tutorial ----------------------------------------------------------------------------------------------------
+
+
+def test_the_code_of_the_tutorial_is_that_of_its_programs(monkeypatch, capsys):
+    """Each block is a part of them; two lines that make other servers run in their place."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    program, rule = (ROOT / "examples" / name for name in ("tutorial.py", "tutorial_rule.py"))
+    texts = [textwrap.dedent(block) for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)]
+    servers = [text for text in texts if text.startswith("server = Server(")]
+    source = program.read_text() + rule.read_text()
+    unindented = re.sub(r"^ +", "", source, flags=re.MULTILINE)
+    assert (len(servers), len(texts)) == (2, 7)
+    assert [text for text in texts if text not in servers and text not in source and text not in unindented] == []
+    names = runpy.run_path(str(program))
+    names["run"].__globals__["ARRIVALS"] = 10
+    for text in servers:
+        exec(compile(text, "tutorial.md", "exec"), names)
+        names["run"](names["server"])
+        assert names["server"].joins == 10
+    assert capsys.readouterr().out
+
+
+def test_the_tutorial_survives_a_kill(tmp_path):
+    """The second process continues from a version that the first has reported, and ends with a good model."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    command = [sys.executable, ROOT / "examples" / "tutorial.py", "ca2fl", "--store", tmp_path / "run" / "store"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        line = next(line for line in process.stdout if "240 arrivals" in line)
+        process.send_signal(signal.SIGKILL)
+    before = int(re.search(r"version (\d+)", line)[1])
+    first, *_, last = printed("tutorial.py", *command[2:]).splitlines()
+    version, arrivals = map(int, re.search(r"version (\d+), (\d+) arrivals", first).groups())
+    assert before <= version
+    assert 240 - 4 <= arrivals < 600
+    assert float(re.fullmatch(r"  600 arrivals, version \d+, accuracy (0\.\d+)", last)[1]) > 0.75
+    other = subprocess.run([*command[:2], "fedbuff", *command[3:]], capture_output=True, text=True, check=False)
+    assert "holds a server whose rule is 'ca2fl', not 'fedbuff'" in other.stderr
+
+
+def test_the_tutorials_learning_rates():
+    """0.2 is too small, 1 is not: with the rule of step 6, whose file is beside the program."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    lines = printed("tutorial.py", "fresh_first", "--server-lr", "0.2", "1").splitlines()
+    small, middle = (float(line.rpartition(" ")[2]) for line in lines if "600 arrivals" in line)
+    assert small < 0.6 < middle

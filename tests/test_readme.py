@@ -8,12 +8,12 @@ from packaging.requirements import Requirement
 
 from conftest import DOCS, ROOT
 
-#: Pages of other frameworks run beside them, in tests/integrations; torch is installed here.
+#: Pages of other frameworks run in tests/integrations, with the frameworks; the tutorial in test_examples.py.
 OF_FRAMEWORKS = re.compile(r"afflux\.(integrations\.(?!torch)|distributed)|^(from|import) pfl\b", re.MULTILINE)
 PAGES = [
     page
     for page in [ROOT / "README.md", *DOCS]
-    if "```python" in page.read_text() and not OF_FRAMEWORKS.search(page.read_text())
+    if "```python" in page.read_text() and not OF_FRAMEWORKS.search(page.read_text()) and page.stem != "tutorial"
 ]
 
 

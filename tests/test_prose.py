@@ -1,0 +1,75 @@
+"""README and the pages of docs use the words of the field: a list of phrases that they avoid, with what to write."""
+
+import re
+
+import pytest
+
+from conftest import DOCS, ROOT
+
+#: A phrase as a pattern, without regard to case, and what to write instead.
+PHRASES = {
+    r"(has|have|had|with|of|gives?|gave|are|is) the (same )?bits of": "is bit-identical to",
+    r"(to|with|gives?|gave|has|have|had) the same bits": "bit-identical, the same result bit for bit",
+    r"to the (last )?bit": "bit for bit, bit-identical",
+    r"mak(e|es|ing) a (server )?step": "takes a step, updates the model",
+    r"makes? (its|the|one|no) step": "takes a step, updates the model",
+    r"(versions?|steps?) (is|are|was|were) made": "the server takes a step, updates the model",
+    r"goes on": "continues, resumes",
+    r"an?y? text": "a string, any string",
+    r"laws? of": "distribution of (delays), function of (staleness)",
+    r"(staleness|delay) laws?": "staleness function, delay distribution",
+    r"what (has )?(became|becomes|become) of": "the result of, the status of",
+    r"stands? for": "represents, means",
+    r"have? a row": "the server stores a vector for the client",
+    r"(is|are|was|were|be) refused": "is rejected, raises an error",
+    r"refus(es|e|ing)": "rejects, raises an error",
+    r"in the place of": "instead of",
+    r"no more than": "at most",
+    r"is no (arrival|tree|store|int|bool|number|float|page|file|folder|evidence|reason)": "is not a",
+    r"to be had": "available",
+    r"at hand": "available",
+    r"anew": "again, from scratch",
+    r"that of (the|a|an)": "repeat the noun",
+    r"beside": "next to, with, besides (in addition to)",
+    r"rules? weighs?|weighs the": "the rule sets the weights",
+    r"by turns": "alternately",
+    r"(is|are) to be": "must be, will be",
+    r"from then on": "after that",
+}
+CODE = re.compile(r"^```.*?^```$|^:::.*?$|`[^`]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
+#: Pages that are not rewritten yet.
+OLD = {
+    "on-disk",
+    "exactness",
+    "non-goals",
+    "papers",
+    "trust",
+    "distributed",
+    "flgo",
+    "host",
+    "pfl",
+    "run-results",
+    "simulate",
+}
+OLD |= {"commands", "engine", "fidelity", "glossary", "promises", "rules", "server", "store", "versions", "threads"}
+PAGES = [page for page in (ROOT / "README.md", *DOCS) if page.stem not in OLD]
+
+
+def found(text: str) -> list[str]:
+    """The phrases of a text, outside of code and addresses, each with what to write instead."""
+    words = " ".join(CODE.sub("`code`", text).split())
+    patterns = {re.compile(rf"\b(?:{old})\b", re.IGNORECASE): better for old, better in PHRASES.items()}
+    return [f"{hit[0]!r}: write {better!r}" for old, better in patterns.items() for hit in old.finditer(words)]
+
+
+def test_the_list_is_short_and_finds_its_phrases():
+    assert len(PHRASES) <= 40
+    assert found("The run goes\non. `goes on` is code.\n```\ngoes on\n```\n") == [
+        "'goes on': write 'continues, resumes'"
+    ]
+    assert found("A push with a wrong client is rejected, and the run continues.") == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_none_of_the_phrases(page):
+    assert found(page.read_text(encoding="utf-8")) == []
