@@ -39,19 +39,14 @@ PHRASES = {
 CODE = re.compile(r"^```.*?^```$|^:::.*?$|`[^`]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
 #: Pages that are not rewritten yet.
 OLD = {
-    "on-disk",
-    "exactness",
-    "non-goals",
     "papers",
-    "trust",
     "distributed",
     "flgo",
-    "host",
     "pfl",
     "run-results",
     "simulate",
 }
-OLD |= {"commands", "engine", "fidelity", "glossary", "promises", "rules", "server", "store", "versions", "threads"}
+OLD |= {"fidelity", "rules"}
 PAGES = [page for page in (ROOT / "README.md", *DOCS) if page.stem not in OLD]
 
 
