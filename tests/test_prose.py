@@ -25,7 +25,7 @@ PHRASES = {
     r"refus(es|e|ing)": "rejects, raises an error",
     r"in the place of": "instead of",
     r"no more than": "at most",
-    r"is no (arrival|tree|store|int|bool|number|float|page|file|folder|evidence|reason)": "is not a",
+    r"(?<!there )is no (arrival|tree|store|int|bool|number|float|page|file|folder|evidence|reason)": "is not a",
     r"to be had": "available",
     r"at hand": "available",
     r"anew": "again, from scratch",
@@ -38,15 +38,7 @@ PHRASES = {
 }
 CODE = re.compile(r"^```.*?^```$|^:::.*?$|`[^`]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
 #: Pages that are not rewritten yet.
-OLD = {
-    "papers",
-    "distributed",
-    "flgo",
-    "pfl",
-    "run-results",
-    "simulate",
-}
-OLD |= {"fidelity", "rules"}
+OLD = {"fidelity", "papers", "run-results", "simulate"}
 PAGES = [page for page in (ROOT / "README.md", *DOCS) if page.stem not in OLD]
 
 
