@@ -43,7 +43,7 @@ class Server:
             CuPy's), all vectors of the server and the result of `pull` are on this GPU: docs/guides/gpu.md.
         options: see `ServerOptions`.
         layout: the layout of a part of params, `Layout.of(params, select=...)`, if only this part is aggregated.
-        store: a new folder for all of the server's state; see `open` and docs/reference/store.md.
+        store: a new folder for all of the server's state; `open_or_create` also opens an existing one.
         num_threads: threads of a server step, fewer for short vectors; by default all CPUs that this process may use.
         push_threads: threads of the sweep that copies a pushed vector.
         on_step: a function that is called with the `Report` of each step, after the step's version can be pulled, by
