@@ -7,7 +7,7 @@ import order
 from afflux import _engine, ops
 from afflux.selftest import digest
 from conftest import ISAS, THREADS, awkward, found
-from pairwise import soak, soak_all
+from pairwise import soak_all
 from processes import run_python
 from surroundings import flushed_subnormals
 from test_types import buffer, values
@@ -116,7 +116,8 @@ def test_numpys_features_are_really_off():
     assert not set(done.stdout.split()) & set(numpy_features())
 
 
-@pytest.mark.parametrize("selection", ["rules", *soak("ops server")])
+@pytest.mark.soak
+@pytest.mark.parametrize("selection", ["rules", "ops server"])
 def test_the_suite_passes_without_cpu_features(selection):
     suites = [found(f"test_{name}.py") for name in selection.split()]
     environment = WITHOUT["all"] | {"AFFLUX_ISA": ISAS[-1]}
