@@ -4,7 +4,7 @@
 //   on the host (emulated.hpp)    each(body) is a loop over the block's threads; an Each<T> is an array
 //
 // So the tests run the same bodies of kernels on machines without a GPU, one block after the other. A body is a struct
-// with the kernel's arguments, `kThreads`, the block's shared memory `Shared`, and
+// with the kernel's arguments, `kThreads`, the block's shared memory `Shared`, perhaps `kBlocksTogether`, and
 //
 //   template <class Block> AFFLUX_DEVICE void operator()(const Block& block, Shared& shared) const
 //

@@ -3,11 +3,13 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <mutex>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "api/kernels.hpp"
@@ -47,8 +49,14 @@ struct DeviceBlock {
   }
 };
 
+// The blocks that a multiprocessor must have registers for; 0: as many as the compiler chooses.
+template <class Body, class = void>
+constexpr int kLeastBlocks = 0;
 template <class Body>
-__global__ void __launch_bounds__(Body::kThreads) kernel(const __grid_constant__ Body body) {
+constexpr int kLeastBlocks<Body, std::void_t<decltype(Body::kBlocksTogether)>> = Body::kBlocksTogether;
+
+template <class Body>
+__global__ void __launch_bounds__(Body::kThreads, kLeastBlocks<Body>) kernel(const __grid_constant__ Body body) {
   __shared__ typename Body::Shared shared;
   body(DeviceBlock{static_cast<std::int64_t>(blockIdx.x)}, shared);
 }
@@ -73,35 +81,36 @@ inline cudaMemPool_t scratch_pool(std::int32_t device) {
   return pools.at(static_cast<std::size_t>(device));
 }
 
-// Flags in pinned memory of the host, which every device can write. A flag is kept for later calls.
-class Flags {
+// Pages of pinned memory of the host, which every device can write. A page is kept for later calls.
+class Pages {
  public:
-  static Flags& all() {
-    static Flags* const flags = new Flags;  // never deleted: the driver may end before static objects do
-    return *flags;
+  static constexpr std::int64_t kBytes = 4096;
+
+  static Pages& all() {
+    static Pages* const pages = new Pages;  // never deleted: the driver may end before static objects do
+    return *pages;
   }
-  std::int32_t* take() {
+  void* take() {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (!free_.empty()) {
-        std::int32_t* const flag = free_.back();
+        void* const page = free_.back();
         free_.pop_back();
-        return flag;
+        return page;
       }
     }
-    void* memory = nullptr;
-    AFFLUX_CUDA(cudaHostAlloc(&memory, kLine, cudaHostAllocPortable | cudaHostAllocMapped));
-    return static_cast<std::int32_t*>(memory);
+    void* page = nullptr;
+    AFFLUX_CUDA(cudaHostAlloc(&page, kBytes, cudaHostAllocPortable | cudaHostAllocMapped));
+    return page;
   }
-  void give_back(std::int32_t* flag) {
+  void give_back(void* page) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    free_.push_back(flag);
+    free_.push_back(page);
   }
 
  private:
-  static constexpr std::size_t kLine = 64;
   std::mutex mutex_;
-  std::vector<std::int32_t*> free_;
+  std::vector<void*> free_;
 };
 
 // One call's work on a stream. The destructor frees the allocated memory, in the order of the stream.
@@ -140,18 +149,30 @@ class DeviceExecutor {
   void copy(void* to, const void* from, std::int64_t bytes) {
     AFFLUX_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream_));
   }
+  // Returns memory for the results of this call, at most once: a page of the host, which the last kernel writes itself,
+  // or memory of the device if they are larger.
+  void* results(std::int64_t bytes) {
+    if (bytes > Pages::kBytes) return allocate(bytes);
+    return page_ = Pages::all().take();
+  }
+  // Waits for the stream, and copies the results. A page that was not waited for is not used again.
+  void fetch(void* to, const void* results, std::int64_t bytes) {
+    if (page_ == nullptr) return download(to, results, bytes);
+    AFFLUX_CUDA(cudaStreamSynchronize(stream_));
+    std::memcpy(to, page_, static_cast<std::size_t>(bytes));
+    Pages::all().give_back(page_);
+  }
   // Returns a flag that is 1, which kernels of this call may set to 0.
   std::int32_t* flag() {
-    flag_ = Flags::all().take();
-    *flag_ = 1;
-    return flag_;
+    const auto flag = static_cast<std::int32_t*>(results(sizeof(std::int32_t)));
+    *flag = 1;
+    return flag;
   }
-  // Waits for the stream. Returns true if the flag is still 1. A flag that was not waited for is not used again.
+  // Waits for the stream. Returns true if the flag is still 1.
   bool flag_holds() {
-    AFFLUX_CUDA(cudaStreamSynchronize(stream_));
-    const bool holds = *static_cast<volatile std::int32_t*>(flag_) != 0;
-    Flags::all().give_back(flag_);
-    return holds;
+    std::int32_t flag = 0;
+    fetch(&flag, page_, sizeof flag);
+    return flag != 0;
   }
   template <class Body>
   void run(std::int64_t blocks, const Body& body) {
@@ -176,7 +197,7 @@ class DeviceExecutor {
   cudaStream_t stream_;
   int before_ = 0;
   std::vector<void*> allocated_;
-  std::int32_t* flag_ = nullptr;
+  void* page_ = nullptr;
 };
 
 }  // namespace afflux::cuda

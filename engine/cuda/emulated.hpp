@@ -52,6 +52,8 @@ class HostExecutor {
   void copy(void* to, const void* from, std::int64_t bytes) {
     if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
+  void* results(std::int64_t bytes) { return allocate(bytes); }
+  void fetch(void* to, const void* results, std::int64_t bytes) { copy(to, results, bytes); }
   std::int32_t* flag() { return &(flag_ = 1); }
   bool flag_holds() const { return flag_ != 0; }
   template <class Body>

@@ -142,14 +142,14 @@ void gram_of(const Where& where, const GramPanels& panels, double* sums) {
   const std::int64_t left = staging.add(panels.left, panels.left_count);
   const std::int64_t right = panels.left == panels.right ? left : staging.add(panels.right, panels.right_count);
   const auto nodes = static_cast<double*>(executor.allocate(bytes * superblocks));
-  const auto roots = static_cast<double*>(executor.allocate(bytes));
+  const auto roots = static_cast<double*>(executor.results(bytes));
   staging.upload(executor);
   const GramPanels staged{staging.at<const View<const void>>(left), staging.at<const View<const void>>(right),
                           panels.left_count, panels.right_count};
   const GramTiles tiles(panels);
   executor.run(superblocks * tiles.groups, GramBody<T>{staged, tiles, size, superblocks, nodes});
-  executor.run(pairs, TreeBody<double>{nodes, superblocks, roots});
-  executor.download(sums, roots, bytes);
+  join_lists(executor, nodes, pairs, superblocks, roots);
+  executor.fetch(sums, roots, bytes);
 }
 
 template <class Executor>

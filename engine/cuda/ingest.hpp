@@ -2,6 +2,8 @@
 // thread four of its lanes. So all accesses are of four elements, and a thread adds up its lanes in its own registers,
 // row after row.
 #pragma once
+#include <algorithm>
+
 #include "afflux/order.hpp"
 #include "api/kernels.hpp"
 #include "cuda/staging.hpp"
@@ -13,24 +15,27 @@
 namespace afflux::cuda {
 
 // The kernel of ingest. T is the type of the slot. P is the type of the base if the parts are converted; void: they are
-// copied.
-template <class T, class P>
+// copied. kSame: all parts have type T, and are copied. Such a kernel needs fewer registers.
+template <class T, class P, bool kSame = false>
 struct IngestBody {
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = 256, kWarps = kThreads / kWarp;
   static constexpr int kBlocks = kSuperblock / kBlock, kColumns = kLanes / kFour, kRows = kBlock / kLanes;
-  static constexpr int kTogether = 8;  // rows whose loads are in progress at once
+  // Of a multiprocessor. nvcc 13.0 would choose 3 for conversions, and spill registers.
+  static constexpr int kBlocksTogether = std::is_void_v<P> ? 0 : 2;
+  // Rows whose loads are in progress at once, limited by the registers.
+  static constexpr int kTogether = sizeof(T) == 8 || !std::is_void_v<P> ? 4 : 8;
   static_assert(kThreads == kBlocks * kColumns && kRows % kTogether == 0, "threads must cover a superblock");
-  static_assert(kBlocks == kWarp && kLanes == kWarp, "a warp takes the lanes, or the blocks");
+  static_assert(kLanes == kWarp && kColumns == 8 && kFour == 4, "the reductions in a warp are written for these");
   using Value = decltype(formula::widened(T{}));
 
   struct Shared {
-    double lanes[kBlocks][kLanes + 1];  // one more, so that the elements of a column are in different banks
-    Value lows[kBlocks][kLanes], highs[kBlocks][kLanes];
+    Value lows[kWarps][kLanes], highs[kWarps][kLanes];
     double sums[kBlocks];
     std::int64_t first_nonfinite[kThreads];
   };
 
-  const Part* parts;
+  Part only;          // the part, if there is one
+  const Part* parts;  // else all
   std::int64_t part_count;
   PartChange change;
   T* slot;
@@ -44,14 +49,22 @@ struct IngestBody {
     std::int64_t first_nonfinite;
   };
 
+  // A part with its index and its end.
+  struct Piece {
+    Part part;
+    std::int64_t index, end;
+  };
+  AFFLUX_DEVICE Piece piece(std::int64_t index) const { return {parts[index], index, parts[index + 1].begin}; }
+
   // Returns the part that holds element i.
-  AFFLUX_DEVICE const Part* part_of(std::int64_t i) const {
+  AFFLUX_DEVICE Piece piece_with(std::int64_t i) const {
+    if (part_count == 1) return {only, 0, size};
     std::int64_t low = 0, high = part_count;
     while (high - low > 1) {
       const std::int64_t middle = low + (high - low) / 2;
       (parts[middle].begin <= i ? low : high) = middle;
     }
-    return parts + low;
+    return piece(low);
   }
 
   // Returns the slot's element i, from the value `sent` of a part.
@@ -81,6 +94,7 @@ struct IngestBody {
 
   AFFLUX_DEVICE T stored_one(const Part& part, std::int64_t i) const {
     const std::int64_t at = i - part.begin;
+    if constexpr (kSame) return on_device<T>(part.data)[at];
     switch (part.type) {
       case Type::float32:
         return stored(on_device<float>(part.data)[at], i);
@@ -115,9 +129,13 @@ struct IngestBody {
       for (int k = 0; k < kTogether; ++k) {
         const std::int64_t at = begin + (row + k) * kLanes;
         Vector4<T> four;
-        AFFLUX_UNROLL_ON_DEVICE
-        for (int j = 0; j < kFour; ++j) four.at[j] = stored(read[k].at[j], at + j);
-        Span<true>{at, kFour}.store(slot, four);
+        if constexpr (kSame) {
+          four = read[k];
+        } else {
+          AFFLUX_UNROLL_ON_DEVICE
+          for (int j = 0; j < kFour; ++j) four.at[j] = stored(read[k].at[j], at + j);
+        }
+        store_whole(slot + at, four);
         AFFLUX_UNROLL_ON_DEVICE
         for (int j = 0; j < kFour; ++j) add(sums, j, four.at[j]);
       }
@@ -125,12 +143,12 @@ struct IngestBody {
   }
 
   // Processes any other column.
-  AFFLUX_DEVICE void column(const Part* part, std::int64_t begin, std::int64_t end, Sums& sums) const {
+  AFFLUX_DEVICE void column(Piece from, std::int64_t begin, std::int64_t end, Sums& sums) const {
     for (std::int64_t i = begin; i < end; i += kLanes) AFFLUX_UNROLL_ON_DEVICE
     for (int j = 0; j < kFour; ++j) {
       if (i + j >= end) break;
-      while (part[1].begin <= i + j) ++part;
-      slot[i + j] = stored_one(*part, i + j);
+      while (from.end <= i + j) from = piece(from.index + 1);
+      slot[i + j] = stored_one(from.part, i + j);
       add(sums, j, slot[i + j]);
     }
   }
@@ -158,60 +176,93 @@ struct IngestBody {
     const Value infinity = static_cast<Value>(__builtin_inf());
     Sums sums{{}, filled<Value>(infinity), filled<Value>(-infinity), -1};
     if (begin >= end) return sums;
-    const Part* const part = part_of(begin);
-    const void* const first = static_cast<const char*>(part->data) + (begin - part->begin) * bytes_of(part->type);
-    const bool whole = block + kBlock <= size && part->begin <= block && part[1].begin >= block + kBlock &&
-                       aligned(slot + begin, alignof(Vector4<T>)) && aligned(first, bytes_of(part->type) < 4 ? 8 : 16);
+    const Piece from = piece_with(begin);
+    const Part& part = from.part;
+    const int bytes = kSame ? static_cast<int>(sizeof(T)) : bytes_of(part.type);
+    const void* const first = static_cast<const char*>(part.data) + (begin - part.begin) * bytes;
+    const bool whole = block + kBlock <= size && part.begin <= block && from.end >= block + kBlock &&
+                       aligned(slot + begin, alignof(Vector4<T>)) && aligned(first, bytes < 4 ? 8 : 16);
     if (!whole)
-      column(part, begin, end, sums);
-    else if (part->type == Type::float32)
-      whole_column<float>(*part, begin, sums);
-    else if (part->type == Type::float64)
-      whole_column<double>(*part, begin, sums);
-    else if (part->type == Type::float16)
-      whole_column<Float16>(*part, begin, sums);
+      column(from, begin, end, sums);
+    else if constexpr (kSame)
+      whole_column<T>(part, begin, sums);
+    else if (part.type == Type::float32)
+      whole_column<float>(part, begin, sums);
+    else if (part.type == Type::float64)
+      whole_column<double>(part, begin, sums);
+    else if (part.type == Type::float16)
+      whole_column<Float16>(part, begin, sums);
     else
-      whole_column<Bfloat16>(*part, begin, sums);
+      whole_column<Bfloat16>(part, begin, sums);
     sums.first_nonfinite = first_nonfinite(sums, begin, end);
     return sums;
   }
 
   static AFFLUX_DEVICE int bytes_of(Type type) { return type == Type::float64 ? 8 : type == Type::float32 ? 4 : 2; }
 
+  // Joins values of the lanes of blocks that follow each other: those of the blocks of a warp, for each lane. The order
+  // is kept: of equal values the first one stays, which may be -0 or 0.
+  template <class Block, class Each, class Join>
+  static AFFLUX_DEVICE void over_blocks(const Block& block, Each (&values)[kFour], const Join& join) {
+    AFFLUX_UNROLL_ON_DEVICE
+    for (int j = 0; j < kFour; ++j) {
+      block.butterfly(values[j], kColumns, join);
+      block.butterfly(values[j], 2 * kColumns, join);
+    }
+  }
+
+  // A warp has four blocks of the order, of eight threads each.
   template <class Block>
   AFFLUX_DEVICE void operator()(const Block& block, Shared& shared) const {
-    block.each([&](int thread) {
+    constexpr auto kLesser = [](Value a, Value b) { return formula::lesser(a, b); };
+    constexpr auto kGreater = [](Value a, Value b) { return formula::greater(a, b); };
+    typename Block::template Each<double> squares[kFour];
+    typename Block::template Each<Value> lows[kFour], highs[kFour], low, high;
+    block.each_in_warp([&](int thread) {
       const int row = thread / kColumns, first = thread % kColumns * kFour;
       const Sums sums = sums_of(block.index * kSuperblock + row * kBlock, first);
       AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
-        shared.lanes[row][first + j] = sums.squares.at[j];
-        shared.lows[row][first + j] = sums.lows.at[j];
-        shared.highs[row][first + j] = sums.highs.at[j];
+        squares[j][thread] = sums.squares.at[j];
+        lows[j][thread] = sums.lows.at[j];
+        highs[j][thread] = sums.highs.at[j];
       }
       shared.first_nonfinite[thread] = sums.first_nonfinite;
     });
-    // Computes each lane's extremes over all blocks, in their order, in the entries of the first block; and the sum of
-    // each block.
+    // The lanes of a block are added by halves (formula::lane_sum): across threads, then within one.
+    AFFLUX_UNROLL_ON_DEVICE
+    for (int apart = kColumns / 2; apart > 0; apart /= 2) AFFLUX_UNROLL_ON_DEVICE
+    for (int j = 0; j < kFour; ++j) block.butterfly(squares[j], apart, [](double a, double b) { return a + b; });
+    over_blocks(block, lows, kLesser);
+    over_blocks(block, highs, kGreater);
     block.each([&](int thread) {
-      const int i = thread % kWarp;
-      for (int k = 1; k < kBlocks; ++k) {
-        if (thread / kWarp == 0) shared.lows[0][i] = formula::lesser(shared.lows[0][i], shared.lows[k][i]);
-        if (thread / kWarp == 1) shared.highs[0][i] = formula::greater(shared.highs[0][i], shared.highs[k][i]);
+      const double even = squares[0][thread] + squares[2][thread], odd = squares[1][thread] + squares[3][thread];
+      if (thread % kColumns == 0) shared.sums[thread / kColumns] = even + odd;
+      if (thread % kWarp >= kColumns) return;
+      AFFLUX_UNROLL_ON_DEVICE
+      for (int j = 0; j < kFour; ++j) {
+        shared.lows[thread / kWarp][thread % kWarp * kFour + j] = lows[j][thread];
+        shared.highs[thread / kWarp][thread % kWarp * kFour + j] = highs[j][thread];
       }
-      if (thread / kWarp == 2) shared.sums[i] = formula::lane_sum(shared.lanes[i], kLanes);
     });
-    block.each([&](int thread) {
+    block.each_in_warp([&](int thread) {
+      low[thread] = shared.lows[0][thread % kWarp], high[thread] = shared.highs[0][thread % kWarp];
+      AFFLUX_UNROLL_ON_DEVICE
+      for (int warp = 1; warp < kWarps; ++warp) {
+        low[thread] = formula::lesser(low[thread], shared.lows[warp][thread % kWarp]);
+        high[thread] = formula::greater(high[thread], shared.highs[warp][thread % kWarp]);
+      }
+    });
+    AFFLUX_UNROLL_ON_DEVICE
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+      block.butterfly(low, half, kLesser);
+      block.butterfly(high, half, kGreater);
+    }
+    block.each_in_warp([&](int thread) {
       if (thread != 0) return;
-      IngestSums node{0.0, 0.0, 0.0, -1};
+      IngestSums node{0.0, static_cast<double>(low[0]), static_cast<double>(high[0]), -1};
+      AFFLUX_UNROLL_ON_DEVICE
       for (int k = 0; k < kBlocks; ++k) node.sum_of_squares = node.sum_of_squares + shared.sums[k];
-      for (int half = kLanes / 2; half > 0; half /= 2)
-        for (int lane = 0; lane < half; ++lane) {
-          shared.lows[0][lane] = formula::lesser(shared.lows[0][lane], shared.lows[0][lane + half]);
-          shared.highs[0][lane] = formula::greater(shared.highs[0][lane], shared.highs[0][lane + half]);
-        }
-      node.min = static_cast<double>(shared.lows[0][0]);
-      node.max = static_cast<double>(shared.highs[0][0]);
       for (int k = 0; k < kThreads && !formula::finite(node.sum_of_squares); ++k) {
         const std::int64_t found = shared.first_nonfinite[k];
         if (found >= 0 && (node.first_nonfinite < 0 || found < node.first_nonfinite)) node.first_nonfinite = found;
@@ -221,26 +272,33 @@ struct IngestBody {
   }
 };
 
-template <class Executor, class T, class P>
+template <class Executor, class T, class P, bool kSame = false>
 IngestSums ingest_as(Executor& executor, const Part* first, const Part* last, const PartChange& change,
                      const View<void>& slot) {
   const std::int64_t count = superblocks_of(slot.size);
+  const auto root = static_cast<IngestSums*>(executor.results(sizeof(IngestSums)));
+  IngestSums* nodes = root;
+  if (count > 1)
+    nodes = static_cast<IngestSums*>(executor.allocate(count * static_cast<std::int64_t>(sizeof(IngestSums))));
   Staging staging;
-  const std::int64_t parts = staging.add(first, last - first + 1);
-  const auto nodes = static_cast<IngestSums*>(executor.allocate(count * static_cast<std::int64_t>(sizeof(IngestSums))));
+  const std::int64_t parts = last - first > 1 ? staging.add(first, last - first + 1) : 0;
   staging.upload(executor);
-  executor.run(count, IngestBody<T, P>{staging.at<const Part>(parts), last - first, change, static_cast<T*>(slot.data),
-                                       slot.size, nodes});
-  executor.run(1, TreeBody<IngestSums>{nodes, count, nodes});
-  IngestSums root;
-  executor.download(&root, nodes, sizeof root);
-  return root;
+  executor.run(count, IngestBody<T, P, kSame>{*first, staging.at<const Part>(parts), last - first, change,
+                                              static_cast<T*>(slot.data), slot.size, nodes});
+  if (count > 1) join_lists(executor, nodes, 1, count, root);
+  IngestSums sums;
+  executor.fetch(&sums, root, sizeof sums);
+  return sums;
 }
 
 template <class Executor, class T>
 IngestSums ingest_into(Executor& executor, const Part* first, const Part* last, const PartChange* change,
                        const View<void>& slot) {
-  if (change == nullptr) return ingest_as<Executor, T, void>(executor, first, last, {}, slot);
+  if (change == nullptr) {
+    if (std::all_of(first, last, [&](const Part& part) { return part.type == slot.type; }))
+      return ingest_as<Executor, T, void, true>(executor, first, last, {}, slot);
+    return ingest_as<Executor, T, void>(executor, first, last, {}, slot);
+  }
   if (change->base_type == Type::float64) return ingest_as<Executor, T, double>(executor, first, last, *change, slot);
   return ingest_as<Executor, T, float>(executor, first, last, *change, slot);
 }

@@ -161,15 +161,15 @@ void inner_of(const Where& where, const Inner& inner, double* sums) {
   const std::int64_t list = staging.add(inner.vectors.data, vectors);
   const std::int64_t weights = staging.add(inner.weights.data, inner.weights.size);
   const auto nodes = static_cast<double*>(executor.allocate(bytes * superblocks));
-  const auto roots = static_cast<double*>(executor.allocate(bytes));
+  const auto roots = static_cast<double*>(executor.results(bytes));
   staging.upload(executor);
   Inner staged = inner;
   staged.vectors.data = staging.at<const View<const void>>(list);
   staged.weights.data = staging.at<const double>(weights);
   const std::int64_t groups = (vectors + InnerBody<T>::kVectorsOfBlock - 1) / InnerBody<T>::kVectorsOfBlock;
   executor.run(superblocks * groups, InnerBody<T>{staged, adds, size, superblocks, groups, nodes});
-  executor.run(count, TreeBody<double>{nodes, superblocks, roots});
-  executor.download(sums, roots, bytes);
+  join_lists(executor, nodes, count, superblocks, roots);
+  executor.fetch(sums, roots, bytes);
 }
 
 template <class Executor>

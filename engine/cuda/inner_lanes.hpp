@@ -135,15 +135,16 @@ void inner_lanes(Executor& executor, const Inner& inner, double* sums) {
   body.memory = inner.memory.data, body.shift = inner.shift, body.memory_weight = inner.memory_weight;
   body.size = size, body.blocks = (size + kBlock - 1) / kBlock;
   const std::int64_t count = kAdds ? 2 * vectors + 1 : vectors, superblocks = superblocks_of(size);
-  const auto memory = static_cast<double*>(executor.allocate(count * (body.blocks + superblocks + 1) * 8));
-  double *const joined = memory + count * body.blocks, *const roots = joined + count * superblocks;
+  const auto memory = static_cast<double*>(executor.allocate(count * (body.blocks + superblocks) * 8));
+  const auto roots = static_cast<double*>(executor.results(count * 8));
+  double* const joined = superblocks > 1 ? memory + count * body.blocks : roots;
   body.nodes = memory;
   executor.run((body.blocks + Body::kWarpsOfBlock - 1) / Body::kWarpsOfBlock, body);
   constexpr std::int64_t kThreads = SuperblocksBody::kThreads;
   executor.run((count * superblocks + kThreads - 1) / kThreads,
                SuperblocksBody{memory, body.blocks, superblocks, count, joined});
-  executor.run(count, TreeBody<double>{joined, superblocks, roots});
-  executor.download(sums, roots, count * 8);
+  if (superblocks > 1) join_lists(executor, joined, count, superblocks, roots);
+  executor.fetch(sums, roots, count * 8);
 }
 
 }  // namespace afflux::cuda

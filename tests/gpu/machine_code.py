@@ -22,24 +22,26 @@ class Reached(NamedTuple):
     """What a kernel reached with nvcc 13.0."""
 
     threads: int  #: of a block
-    registers: int  #: at most, up to capability 9.0
-    newer: int  #: and from 10.0 on
+    registers: tuple[int, int, int]  #: at most: on capability 8.x, on 9.0, and from 10.0 on
     loads: int  #: reads of vectors in the main loop, each of `width` bytes
     width: int
+    stores: int = 0  #: and as wide stores
 
 
 #: By a part of the mangled name: the types of params and updates, and the kind of steps; or the type and the number of
-#: vectors, and whether there is an e. The loop of a sum reads 8 vectors once, that of `inner` a row of them and memory.
+#: vectors, and whether there is an e. The loop of a sum reads 8 vectors once, that of `inner` a row of them and memory;
+#: that of `ingest` copies 8 rows.
 REACHED = {
-    "SumBodyIffLNS0_5StepsE0E": Reached(256, 64, 103, 8, 16),
-    "SumBodyIffLNS0_5StepsE1E": Reached(256, 74, 112, 8, 16),
-    "SumBodyIffLNS0_5StepsE2E": Reached(256, 80, 126, 8, 16),
-    "SumBodyIfNS_8Bfloat16ELNS0_5StepsE0E": Reached(256, 68, 98, 8, 8),
-    "SumBodyIfNS_8Bfloat16ELNS0_5StepsE2E": Reached(256, 78, 124, 8, 8),
-    "SumBodyIddLNS0_5StepsE0E": Reached(256, 60, 66, 8, 16),
-    "SumBodyIddLNS0_5StepsE2E": Reached(256, 80, 91, 8, 16),
-    "InnerLanesBodyIfLi10ELb1E": Reached(128, 108, 128, 11, 4),
-    "InnerLanesBodyIfLi16ELb1E": Reached(128, 167, 165, 17, 4),
+    "SumBodyIffLNS0_5StepsE0E": Reached(256, (64, 64, 103), 8, 16),
+    "SumBodyIffLNS0_5StepsE1E": Reached(256, (73, 74, 112), 8, 16),
+    "SumBodyIffLNS0_5StepsE2E": Reached(256, (80, 80, 126), 8, 16),
+    "SumBodyIfNS_8Bfloat16ELNS0_5StepsE0E": Reached(256, (65, 68, 98), 8, 8),
+    "SumBodyIfNS_8Bfloat16ELNS0_5StepsE2E": Reached(256, (78, 77, 124), 8, 8),
+    "SumBodyIddLNS0_5StepsE0E": Reached(256, (60, 60, 66), 8, 16),
+    "SumBodyIddLNS0_5StepsE2E": Reached(256, (80, 80, 91), 8, 16),
+    "InnerLanesBodyIfLi10ELb1E": Reached(128, (96, 108, 128), 11, 4),
+    "InnerLanesBodyIfLi16ELb1E": Reached(128, (164, 167, 165), 17, 4),
+    "IngestBodyIfvLb1E": Reached(256, (70, 64, 66), 8, 16, 8),
 }
 
 
@@ -51,27 +53,27 @@ class Kernel:
 
     @property
     def loops(self):
-        """For each loop, how many reads of global memory it has, by their bytes."""
+        """For each loop, how many reads and stores of global memory it has, by their bytes."""
         for address, instruction in self.code:
             jump = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", instruction)
             if jump and (begin := int(jump[1], 16)) < address:
                 body = [each for at, each in self.code if begin <= at <= address]
-                yield Counter(width(each) for each in body if re.search(r"\bLDG\b", each))
+                yield tuple(Counter(width(each) for each in body if kind in each) for kind in ("LDG.", "STG."))
 
-    def misses(self, reached, newer):
+    def misses(self, reached, capability):
         """What the kernel needs beyond what was reached."""
-        if self.registers > (most := reached.newer if newer else reached.registers):
+        if self.registers > (most := reached.registers[(capability >= 90) + (capability >= 100)]):
             yield f"{self.registers} registers, were {most}"
-        if Counter({reached.width: reached.loads}) not in self.loops:
-            yield f"no loop with {reached.loads} reads of {reached.width} bytes and no others"
+        if tuple(+Counter({reached.width: count}) for count in (reached.loads, reached.stores)) not in self.loops:
+            yield f"no loop with just {reached.loads} reads and {reached.stores} stores of {reached.width} bytes"
 
     def blocks(self, threads):
         """The blocks of threads that a multiprocessor has registers for."""
         return REGISTERS // (-(-self.registers // UNIT) * UNIT * threads)
 
 
-def width(read):
-    found = re.search(r"LDG\S*\.(128|64|U16|S16|U8|S8)\b", read)
+def width(access):
+    found = re.search(r"(?:LDG|STG)\S*\.(128|64|U16|S16|U8|S8)\b", access)
     return int(found[1].lstrip("US")) // 8 if found else 4
 
 
@@ -103,8 +105,8 @@ class Device:
 
     @property
     def misses(self):
-        newer = self.capability >= 100
-        return [f"{kernel.name}: {miss}" for kernel, reached in self.reached for miss in kernel.misses(reached, newer)]
+        found = ((kernel, kernel.misses(reached, self.capability)) for kernel, reached in self.reached)
+        return [f"{kernel.name}: {miss}" for kernel, misses in found for miss in misses]
 
 
 def lines(*arguments):
