@@ -96,12 +96,26 @@ Call::~Call() {
 
 std::uintptr_t Call::stream_for(py::handle object, int device) {
   Call* const call = current_call;
-  if (call != nullptr && !call->known_) {
-    call->stream_ = stream_of(object, device);
-    call->known_ = true;
-    use_stream(reinterpret_cast<void*>(call->stream_));
-  }
+  if (call != nullptr && !call->known_) call->set_stream(stream_of(object, device));
   return call == nullptr || call->stream_ == 0 ? 1 : call->stream_;
+}
+
+bool Call::has_stream_of(const dlpack::Exchange& library, int device) {
+  Call* const call = current_call;
+  void* stream = nullptr;
+  if (call == nullptr || library.current_stream == nullptr) return false;
+  if (library.current_stream(dlpack::kCuda, device, &stream) != 0) {
+    PyErr_Clear();  // __dlpack__ raises the error
+    return false;
+  }
+  if (!call->known_) call->set_stream(reinterpret_cast<std::uintptr_t>(stream));
+  return call->stream_ == reinterpret_cast<std::uintptr_t>(stream);
+}
+
+void Call::set_stream(std::uintptr_t stream) {
+  stream_ = stream;
+  known_ = true;
+  use_stream(reinterpret_cast<void*>(stream));
 }
 
 Array::Array(Argument argument, py::handle object, Access access, Shape shape) : argument_(argument) {
@@ -256,7 +270,15 @@ bool Array::from_numpy(py::handle object, Access access, Shape shape) {
 
 bool Array::from_exchange(py::handle object, Access access, Shape shape) {
   dlpack::Tensor tensor{};
-  if (!described(object, &tensor)) return false;
+  const dlpack::Exchange* const library = describe(object, &tensor);
+  if (library == nullptr) return false;
+  if (tensor.device.type == dlpack::kCuda) {
+    // If the library uses another stream than the call, __dlpack__ must order the two.
+    if (access == Access::assign || !Call::has_stream_of(*library, tensor.device.id)) return false;
+    set_gpu(tensor.device.id);
+  } else if (tensor.device.type != dlpack::kCpu) {
+    return false;
+  }
   if (access == Access::write) check_no_grad(object);
   set_tensor(tensor, shape);
   py::object storage = torch_storage(object);
@@ -272,10 +294,7 @@ void Array::from_dlpack(py::handle object, Access access, Shape shape) {
     const auto where = object.attr("__dlpack_device__")().cast<std::pair<int, int>>();
     const bool cuda = where.first == dlpack::kCuda || where.first == dlpack::kCudaManaged;
     if (cuda) {
-      device_ = {DeviceKind::cuda, where.second};
-      const std::string missing = why_not(device_);
-      if (!missing.empty())
-        throw Unavailable(title() + " is on cuda:" + std::to_string(where.second) + ", but " + missing);
+      set_gpu(where.second);
     } else if (where.first != dlpack::kCpu && where.first != dlpack::kCudaHost) {
       fail("is on DLPack device type " + std::to_string(where.first) + ", expected the CPU or CUDA");
     }
@@ -319,6 +338,12 @@ void Array::from_dlpack(py::handle object, Access access, Shape shape) {
   if (access == Access::write && read_only) fail("is read-only, but is written");
   set_tensor(tensor, shape);
   torch_storage(object);
+}
+
+void Array::set_gpu(int index) {
+  device_ = {DeviceKind::cuda, index};
+  const std::string missing = why_not(device_);
+  if (!missing.empty()) throw Unavailable(title() + " is on cuda:" + std::to_string(index) + ", but " + missing);
 }
 
 // Throws Error for a tensor that requires grad: autograd would not notice that it is written.

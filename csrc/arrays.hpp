@@ -48,9 +48,13 @@ class Call {
   // Returns the call's stream, as an argument of DLPack: 1 for the default stream. The first call of this function in a
   // Call takes the current stream of the object's library.
   static std::uintptr_t stream_for(pybind11::handle object, int device);
+  // Returns whether the current stream of a library is that of the current Call. It becomes so in a Call without one.
+  static bool has_stream_of(const dlpack::Exchange& library, int device);
 
  private:
   friend class Array;
+  void set_stream(std::uintptr_t stream);
+
   bool known_ = false;
   std::uintptr_t stream_ = 0;
   Call* const outer_;
@@ -87,6 +91,8 @@ class Array {
   bool from_exchange(pybind11::handle object, Access access, Shape shape);
   void from_dlpack(pybind11::handle object, Access access, Shape shape);
   void set_tensor(const dlpack::Tensor& tensor, Shape shape);
+  // Throws Unavailable if the engine does not support this GPU.
+  void set_gpu(int index);
   void check_no_grad(pybind11::handle object) const;
   // Returns the object's storage, or null if the object is no torch tensor.
   pybind11::object torch_storage(pybind11::handle object) const;

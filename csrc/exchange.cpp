@@ -62,12 +62,15 @@ bool is_torch(PyTypeObject* type) {
   return tensor.is(type) || is_parameter(type);
 }
 
-bool described(py::handle object, dlpack::Tensor* out) {
+const dlpack::Exchange* describe(py::handle object, dlpack::Tensor* out) {
   const dlpack::Exchange* const exchange = exchange_of(Py_TYPE(object.ptr()));
-  if (exchange == nullptr) return false;
-  if (exchange->tensor_from_object(object.ptr(), out) == 0) return out->device.type == dlpack::kCpu;
+  if (exchange == nullptr || exchange->tensor_from_object(object.ptr(), out) == 0) return exchange;
   PyErr_Clear();  // __dlpack__ raises the error
-  return false;
+  return nullptr;
+}
+
+bool described(py::handle object, dlpack::Tensor* out) {
+  return describe(object, out) != nullptr && out->device.type == dlpack::kCpu;
 }
 
 bool requires_grad(py::handle object) {

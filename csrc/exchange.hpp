@@ -10,9 +10,12 @@ namespace afflux::python {
 // Returns whether a type is torch.Tensor or torch.nn.Parameter. Does not import torch.
 bool is_torch(PyTypeObject* type);
 
-// Describes the object's memory, if that is on the host. The description is valid while the GIL and the object are
-// held. Returns false if __dlpack__ must be called: the library has no such functions, a subclass may have its own
-// __dlpack__, the memory is on a GPU (there __dlpack__ orders the streams), or the library reports an error.
+// Describes the object's memory. The description is valid while the GIL and the object are held. Returns the functions
+// of the object's library, or null if __dlpack__ must be called: the library has no such functions, a subclass may have
+// its own __dlpack__, or the library reports an error.
+const dlpack::Exchange* describe(pybind11::handle object, dlpack::Tensor* out);
+
+// Describes the object's memory as `describe`, if that is on the host; else returns false.
 bool described(pybind11::handle object, dlpack::Tensor* out);
 
 // Return torch's flags of the object; false for objects without such an attribute or method.

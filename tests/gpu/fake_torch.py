@@ -2,12 +2,13 @@
 from one is another one, and as there, they do not meet tensors of the host's but to be copied, nor NumPy.
 """
 
+import ctypes
 from types import SimpleNamespace
 
 import torch
 
 import fake_cuda
-from emulated import OnCuda
+from emulated import OnCuda, Tensor, new_capsule
 
 #: Where tensors of both places meet, or both may be made from the other.
 MEETING = {torch.Tensor.copy_, torch.Tensor.__setitem__, torch.Tensor.__getitem__, torch.Tensor.as_subclass}
@@ -67,6 +68,52 @@ class CudaTensor(torch.Tensor):
 
 
 CudaTensor.__module__ = "torch"
+
+
+class Exchange(ctypes.Structure):
+    """DLPackExchangeAPI: functions without Python, which here are torch's own, or Python's."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("previous", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("managed_from_object", ctypes.c_void_p),
+        ("object_from_managed", ctypes.c_void_p),
+        ("tensor_from_object", ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)),
+        ("current_stream", ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)),
+    )
+
+
+def exchange():
+    """torch's functions, for which the memory of these tensors is the device's, and the current stream the default."""
+    own = Exchange.from_address(pointer_of(torch.Tensor.__dlpack_c_exchange_api__, NAME))
+
+    def tensor_from_object(tensor, out):
+        status = own.tensor_from_object(tensor, out)
+        Tensor.from_address(out).device_type = 2
+        if tensor.numel() == 0:
+            Tensor.from_address(out).data = None  # as torch's on a GPU
+        return status
+
+    def current_stream(_, device, out):
+        ctypes.c_void_p.from_address(out).value = torch.cuda.current_stream(device).cuda_stream
+        return 0
+
+    functions = dict(Exchange._fields_)
+    return Exchange(
+        major=1,
+        tensor_from_object=functions["tensor_from_object"](tensor_from_object),
+        current_stream=functions["current_stream"](current_stream),
+    )
+
+
+NAME = b"dlpack_exchange_api"
+pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):  # since torch 2.10
+    EXCHANGE = exchange()
+    CudaTensor.__dlpack_c_exchange_api__ = new_capsule(ctypes.addressof(EXCHANGE), NAME, None)
 
 
 def moved(array):

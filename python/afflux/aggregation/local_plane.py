@@ -189,9 +189,9 @@ class LocalPlane(StoredPlane):
             memory = ops.RuleVectors([vectors[name] for name in names], coefficients, plan.next, new)
         mix = ops.Combine(plan.slots, plan.weights, plan.params_weight, plan.most)
         sweep = ops.Pass(params, draft.buffer, mix, cache, plan.step, states, memory, outs)
-        checked = ops.check(sweep)
+        checked = None if self.gpu else ops.check(sweep)
         checksums: list[ops.Checksums] | None = None if self.spares is None or self.gpu else []
-        return LocalRound(self, plan, draft, sweep, new_rows, vectors, after, None if self.gpu else checked, checksums)
+        return LocalRound(self, plan, draft, sweep, new_rows, vectors, after, checked, checksums)
 
     def version(self, write: Callable[[Any], object], op: str) -> Vector:
         draft = self.versions.take(op)
