@@ -69,6 +69,7 @@ AFFLUX_STEP(amsgrad, AFFLUX_AMSGRAD);
 AFFLUX_STEP(adagrad, AFFLUX_ADAGRAD);
 AFFLUX_STEP(yogi, AFFLUX_YOGI);
 AFFLUX_STEP(assign, AFFLUX_ASSIGN);
+AFFLUX_STEP(nesterov, AFFLUX_NESTEROV);
 
 // For the caller's structs only: this file itself accesses an object by one of its two types.
 template <class T, class C>

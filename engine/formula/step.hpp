@@ -8,7 +8,8 @@
 
 namespace afflux::formula {
 
-// Return the new m of the adaptive steps, and the new v of Adam and AMSGrad. `rest` is 1 - beta, here and below.
+// Return the new m of the adaptive steps and of Nesterov's momentum, and the new v of Adam and AMSGrad. `rest` is
+// 1 - beta, here and below; Nesterov's is 1 - dampening.
 template <class T>
 AFFLUX_FN T moving_mean(T m, T direction, T beta, T rest) {
   return beta * m + rest * direction;
@@ -49,6 +50,7 @@ AFFLUX_FN T second_moment(StepKind kind, Lanes lanes, const Step& step, T v, T d
     case StepKind::sgd:
     case StepKind::momentum:
     case StepKind::assign:
+    case StepKind::nesterov:
       break;  // these have no v
   }
   return v;
@@ -75,6 +77,9 @@ AFFLUX_FN T step(StepKind kind, Lanes lanes, const Step& step, T params, T direc
     case StepKind::momentum:
       states[0] = lanes.fill(step.beta1) * states[0] + direction;
       return params + lanes.fill(step.lr) * states[0];
+    case StepKind::nesterov:
+      states[0] = moving_mean(states[0], direction, lanes.fill(step.beta1), lanes.fill(1.0 - step.beta2));
+      return params + lanes.fill(step.lr) * (direction + lanes.fill(step.beta1) * states[0]);
     case StepKind::adam:
     case StepKind::amsgrad:
     case StepKind::adagrad:

@@ -47,7 +47,8 @@ enum {
   AFFLUX_AMSGRAD = 3,
   AFFLUX_ADAGRAD = 4,
   AFFLUX_YOGI = 5,
-  AFFLUX_ASSIGN = 6
+  AFFLUX_ASSIGN = 6,
+  AFFLUX_NESTEROV = 7
 };
 
 typedef struct {

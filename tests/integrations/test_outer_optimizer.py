@@ -3,8 +3,7 @@
 import copy
 import io
 import pickle
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import torch
 from afflux import AffluxError, Server, ops
 from afflux.integrations.torch import OuterOptimizer
 from afflux.rules.optimizers import Adam, AmsGrad, Momentum, Sgd, Yogi
-from afflux.rules.rule import Calibrate, Needs, Rule, Weights
+from afflux.rules.rule import Calibrate, Rule
 from afflux.rules.schedules import DelayAdaptive
 from afflux.rules.weights import Uniform
 from conftest import check_error, check_raises
@@ -23,21 +22,9 @@ SHAPES = [(70, 60), (), (0, 3), (2049,)]
 CORRECTED = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "bias_correction": True}
 
 
-@dataclass(frozen=True)
-class OneNesterov:
-    """The direction of Nesterov's momentum from one gradient."""
-
-    beta: float
-    needs: ClassVar[Needs] = Needs(rule_vectors=("velocity",))
-
-    def __call__(self, arrivals):
-        beta = self.beta
-        return Weights(np.array([1 + beta]), rule_vectors=(beta * beta,), next=np.array([[beta, 1.0]]))
-
-
 def rule(step, nesterov=False):
-    weigh = OneNesterov(step.beta) if nesterov else Uniform()
-    return Rule("outer", "gradient", 1, weigh, Calibrate(cached=False), Sgd(step.lr) if nesterov else step)
+    step = replace(step, nesterov=True) if nesterov else step
+    return Rule("outer", "gradient", 1, Uniform(), Calibrate(cached=False), step)
 
 
 def tensors(seed, dtype=torch.float32):

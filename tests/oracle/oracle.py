@@ -135,6 +135,9 @@ def step(kind, params, d, states, lr, beta1=0.0, beta2=0.0, epsilon=0.0, root_sc
     elif kind == "momentum":
         move = beta1 * m + d
         new = [move]
+    elif kind == "nesterov":
+        new = [beta1 * m + (1 - beta2) * d]
+        move = d + beta1 * new[0]
     elif kind not in ("adam", "amsgrad", "yogi", "adagrad"):
         raise KeyError(f"oracle.step has no equation of the kind {kind!r}")
     else:

@@ -45,7 +45,7 @@ NAMES = {
         "version_means",
     ],
     "calibrate": ["calibrate"],
-    "step": sorted(STEP_KINDS.keys() - {"assign"}),
+    "step": sorted(STEP_KINDS.keys() - {"assign", "nesterov"}),  # an option of momentum
     "schedule": ["by_version", "delay_adaptive", "minimum_staleness"],
     "staleness": ["constant", "exponential", "hinge", "inverse", "one_plus_root", "polynomial"],
 }  # fmt: skip
@@ -196,6 +196,7 @@ WEIGH = {
     "cosine_selection": st.builds(CosineSelection, *SELECTION),
 }
 OF_STEPS = {"lr": RATES, "epsilon": POSITIVE, "initial_v": NOT_NEGATIVE, "bias_correction": st.booleans()}
+OF_STEPS["nesterov"] = st.booleans()
 STEPS = {
     name: st.builds(step, **{field.name: OF_STEPS.get(field.name, BELOW_ONE) for field in fields(step)})
     for name, step in steps.STEPS.items()

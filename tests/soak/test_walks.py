@@ -30,7 +30,7 @@ def test_the_files_are_those_of_the_walk(walk):
     listed = [re.findall(r"`((?:engine|python|tests|docs)/[\w/.]+)`", step) for step in steps(walk.section)]
     assert len(listed) == len(walk.files)
     for paths, name in zip(listed, walk.files, strict=True):
-        assert name in [path.replace("NAME", "fedavgm") for path in paths]
+        assert name in [path.replace("NAME", "slowmo") for path in paths]
 
 
 @pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.section)
@@ -76,10 +76,10 @@ def test_a_preset(tmp_path):
         shutil.copy(library, project / "python" / "afflux")
     insert(project, PRESET)
     run(project, ".ci/lists")
-    assert renewed(project) == {"fedavgm"}
-    assert "fedavgm" in (project / "README.md").read_text()
+    assert renewed(project) == {"slowmo"}
+    assert "slowmo" in (project / "README.md").read_text()
     rules = [f"tests/rules/test_{name}.py" for name in ("rules", "rules_contract", "rules_page")]
-    suite(project, *rules, "tests/server/test_streaming.py", "-k", "fedavgm or page")
+    suite(project, *rules, "tests/server/test_streaming.py", "-k", "slowmo or page")
 
 
 @pytest.mark.soak
@@ -91,16 +91,16 @@ def test_an_optimizer_and_a_codec(tmp_path):
     assert renewed(project) == {"stages", "codecs", "tails"}
     suite(project, "tests/engine/test_stages.py", "tests/rules/test_composed.py")
     suite(project, "tests/engine/test_codecs.py")
-    assert run(project, "-c", TWO_ROUNDS).split() == ["1.5", "3.25"]
+    assert run(project, "-c", TWO_ROUNDS).split() == ["0.5", "1.0"]
 
 
-#: velocity = 1 and 1.5, params = 0 + (1 + .5) and 1.5 + (1 + .75)
+#: params = 0 + .5 and .5 + .5
 TWO_ROUNDS = """
 import numpy as np
 from afflux import Rule, Server
 from afflux.rules import calibration, optimizers, weights
 
-rule = Rule("own", "update", 1, weights.Uniform(), calibration.NONE, optimizers.Nesterov(1.0, 0.5))
+rule = Rule("own", "update", 1, weights.Uniform(), calibration.NONE, optimizers.Signs(0.5))
 server = Server(rule, np.zeros(1, np.float32))
 for version in range(2):
     server.push(client=1, version=version, update=np.ones(1, np.float32))

@@ -22,35 +22,30 @@ OPTIMIZER = Walk(
     "A new optimizer is three source files",
     {
         "engine/include/afflux/step.hpp": [
-            ("  KIND(assign, 0, false)", " \\\n  KIND(nesterov, 1, false)"),
-            ("//   momentum  m = beta1 * m + d,  out = params + lr * m\n",
-             "//   nesterov  m as momentum,  out = params + lr * (d + beta1 * m)\n"),
+            ("  KIND(nesterov, 1, false)", " \\\n  KIND(signs, 0, false)"),
+            ("//   assign    out = lr * d\n", "//   signs     out = params + lr * sign(d)\n"),
         ],
         "engine/formula/step.hpp": [
             ("      return yogi_square(v, direction, rest);\n    case StepKind::sgd:\n",
-             "    case StepKind::nesterov:\n"),
-            ("      return params + lanes.fill(step.lr) * states[0];\n",
-             "    case StepKind::nesterov:\n"
-             "      states[0] = lanes.fill(step.beta1) * states[0] + direction;\n"
-             "      return params + lanes.fill(step.lr) * (direction + lanes.fill(step.beta1) * states[0]);\n"),
+             "    case StepKind::signs:\n"),
+            ("      return params + lanes.fill(step.lr) * direction;\n",
+             "    case StepKind::signs:\n"
+             "      return params + lanes.fill(step.lr) * sign(direction);\n"),
         ],
         "python/afflux/rules/optimizers.py": [
-            ("lambda step, d: d / (1 - step.beta1), lambda step, d, steps: d / (1 - step.beta1)),\n",
-             '        "nesterov": Reach(\n            lambda step, d: d + step.beta1 * d / (1 - step.beta1),\n'
-             "            lambda step, d, steps: d / (1 - step.beta1),\n        ),\n"),
-            ('        return ops.Step("momentum", rate(self.lr, arrivals), self.beta)\n',
-             '\n\n@register("nesterov", "step")\nclass Nesterov(Momentum):\n'
-             '    """velocity = beta velocity + v, params += lr (v + beta velocity). Keeps one vector."""\n\n'
+            ('        "assign": Reach(lambda step, d: d),\n', '        "signs": Reach(lambda step, d: 1.0),\n'),
+            ('        return ops.Step("sgd", rate(self.lr, arrivals))\n',
+             '\n\n@register("signs", "step")\nclass Signs(Sgd):\n'
+             '    """params += lr sign(v). Keeps nothing."""\n\n'
              "    __slots__ = ()\n\n"
              "    def __call__(self, arrivals: Arrivals, /) -> ops.Step:\n"
              '        """See the class."""\n'
-             '        return ops.Step("nesterov", rate(self.lr, arrivals), self.beta)\n'),
+             '        return ops.Step("signs", rate(self.lr, arrivals))\n'),
         ],
     },
     {
         "tests/oracle/oracle.py": [
-            ("        move = beta1 * m + d\n        new = [move]\n",
-             '    elif kind == "nesterov":\n        new = [beta1 * m + d]\n        move = d + beta1 * new[0]\n'),
+            ("        new, move = [], d\n", '    elif kind == "signs":\n        new, move = [], sign(d)\n'),
         ],
     },
 )  # fmt: skip
@@ -103,38 +98,37 @@ CODEC = Walk(
 PRESET = Walk(
     "A preset is five files",
     {
-        "python/afflux/rules/presets/fedavgm.py": [
+        "python/afflux/rules/presets/slowmo.py": [
             ("",
-             '"""FedAvgM: FedAvg with momentum on the server.\n\n'
-             "@article{hsu2019fedavgm,\n"
-             "  title = {Measuring the Effects of Non-Identical Data Distribution\n"
-             "    for Federated Visual Classification},\n"
-             "  author = {Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew},\n"
-             "  journal = {arXiv:1909.06335},\n"
-             "  year = {2019}\n"
+             '"""SlowMo: momentum on the server.\n\n'
+             "@inproceedings{wang2020slowmo,\n"
+             "  title = {{SlowMo}: Improving Communication-Efficient Distributed {SGD} with Slow Momentum},\n"
+             "  author = {Wang, Jianyu and Tantia, Vinayak and Ballas, Nicolas and Rabbat, Michael},\n"
+             "  booktitle = {International Conference on Learning Representations},\n"
+             "  year = {2020}\n"
              '}\n"""\n\n'
              "from afflux.rules.calibration import NONE\n"
              "from afflux.rules.optimizers import Momentum\n"
              "from afflux.rules.rule import Rule\n"
              "from afflux.rules.schedules import Rate\n"
              "from afflux.rules.weights import Examples\n\n\n"
-             "def fedavgm(*, buffer_size: int = 10, server_lr: Rate = 1.0, beta: float = 0.9) -> Rule:\n"
-             '    """velocity = beta velocity + sum_i (n_i / sum n) u_i, x += server_lr velocity (Section 4.2).\n\n'
+             "def slowmo(*, buffer_size: int = 10, server_lr: Rate = 1.0, beta: float = 0.9) -> Rule:\n"
+             '    """velocity = beta velocity + sum_i (n_i / sum n) u_i, x += server_lr velocity (Algorithm 1).\n\n'
              "    State on the server: params, the buffer and the velocity. Sweeps: one.\n"
              '    """\n'
-             '    return Rule("fedavgm", "update", buffer_size, Examples(), NONE, Momentum(server_lr, beta))\n'),
+             '    return Rule("slowmo", "update", buffer_size, Examples(), NONE, Momentum(server_lr, beta))\n'),
         ],
         "python/afflux/rules/presets/__init__.py": [
-            ("from afflux.rules.presets.fedavg import fedavg\n", "from afflux.rules.presets.fedavgm import fedavgm\n"),
-            ('    "fedavg": fedavg,\n', '    "fedavgm": fedavgm,\n'),
-            ('    "fedavg",\n', '    "fedavgm",\n'),
+            ("from afflux.rules.presets.fedavg import fedavg\n", "from afflux.rules.presets.slowmo import slowmo\n"),
+            ('    "fedavg": fedavg,\n', '    "slowmo": slowmo,\n'),
+            ('    "fedavg",\n', '    "slowmo",\n'),
         ],
-        "tests/oracle/presets/fedavgm.py": [
+        "tests/oracle/presets/slowmo.py": [
             ("",
-             '"""FedAvgM."""\n\n'
+             '"""SlowMo."""\n\n'
              "import numpy as np\n\n"
              "from oracle import EPS\nfrom papers import decided, facts, moved, total\n\n\n"
-             "def fedavgm(state, buffer, *, server_lr=1.0, beta=0.9):\n"
+             "def slowmo(state, buffer, *, server_lr=1.0, beta=0.9):\n"
              '    """velocity = beta velocity + the mean of updates by examples; x + eta velocity."""\n'
              "    _, n, _, updates = facts(buffer)\n"
              "    weights = n / n.sum()\n"
@@ -147,14 +141,14 @@ PRESET = Walk(
              '    beta, lr = options.get("beta", 0.9), options.get("server_lr", 1.0)\n'
              '    error = dv + 4 * EPS * (np.abs(beta * before["velocity"]) + np.abs(after["velocity"]))\n'
              '    return {"velocity": error, "params": lr * error + 4 * EPS * np.abs(after["params"])}\n\n\n'
-             'ROUNDS, BOUNDS, VECTORS = {"fedavgm": fedavgm}, {"fedavgm": bounds}, {"fedavgm": ("velocity",)}\n'
-             'VARIANTS = {"fedavgm-slow": ("fedavgm", {"beta": 0.5, "server_lr": 0.1})}\n'),
+             'ROUNDS, BOUNDS, VECTORS = {"slowmo": slowmo}, {"slowmo": bounds}, {"slowmo": ("velocity",)}\n'
+             'VARIANTS = {"slowmo-slow": ("slowmo", {"beta": 0.5, "server_lr": 0.1})}\n'),
         ],
         "docs/reference/rules.md": [
             ("| `fedavg` | update | x += eta sum (n_i / sum n) u_i | `(M+1)*4*d` | 1 | "
              "McMahan et al. 2017, Algorithm 1 |\n",
-             "| `fedavgm` | update | velocity = beta velocity + sum (n_i / sum n) u_i, x += eta velocity | "
-             "`(M+2)*4*d` | 1 | Hsu et al. 2019, as in Section 4.2 |\n"),
+             "| `slowmo` | update | velocity = beta velocity + sum (n_i / sum n) u_i, x += eta velocity | "
+             "`(M+2)*4*d` | 1 | Wang et al. 2020, as in Algorithm 1 |\n"),
         ],
         "python/afflux/selftest/golden.json": [],
     },

@@ -17,7 +17,8 @@ namespace afflux {
   KIND(amsgrad, 3, true)        \
   KIND(adagrad, 2, true)        \
   KIND(yogi, 2, true)           \
-  KIND(assign, 0, false)
+  KIND(assign, 0, false)        \
+  KIND(nesterov, 1, false)
 
 enum class StepKind : std::int32_t {
 #define AFFLUX_KIND(kind, ...) kind,
@@ -53,6 +54,7 @@ constexpr bool divides(StepKind kind) { return kStepKinds[static_cast<int>(kind)
 //   sgd       out = params + lr * d
 //   assign    out = lr * d
 //   momentum  m = beta1 * m + d,  out = params + lr * m
+//   nesterov  m = beta1 * m + (1 - beta2) * d,  out = params + lr * (d + beta1 * m)
 //   others    m = beta1 * m + (1 - beta1) * d,  out = params + lr * m / (sqrt(V) * root_scale + epsilon)
 //   adam      v = beta2 * v + (1 - beta2) * d * d,  V = v
 //   amsgrad   v as adam,  v_hat = max(v_hat, v),  V = v_hat

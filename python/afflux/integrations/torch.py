@@ -75,7 +75,7 @@ class OuterOptimizer(torch.optim.Optimizer):
         Args:
             params: tensors, named tensors or groups, as for any optimizer of torch.
             step: a part of afflux.rules.optimizers whose `lr` is a number.
-            nesterov: with Momentum: params -= lr (gradient + beta velocity), after the velocity has changed.
+            nesterov: another way to write Momentum(nesterov=True).
 
         Raises:
             AffluxError: the step is no such part, or a parameter cannot be updated where it is.
@@ -85,7 +85,7 @@ class OuterOptimizer(torch.optim.Optimizer):
                 f"[OuterOptimizer] step is {brief(step)}, must be a part of afflux.rules.optimizers "
                 f"with a number as lr: {', '.join(cls.__name__ for cls in _optimizers().values())}"
             )
-        super().__init__(params, {**to_plain(step), "nesterov": nesterov})
+        super().__init__(params, {"nesterov": nesterov, **to_plain(step), **({"nesterov": True} if nesterov else {})})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of params, as in torch.
@@ -187,7 +187,7 @@ class OuterOptimizer(torch.optim.Optimizer):
             if param.dtype not in (torch.float32, torch.float64):  # it has changed
                 _require_updatable(label, param)
             if (batch := batches.get((steps, param.dtype))) is None:
-                batches[steps, param.dtype] = batch = _Batch(part, group["nesterov"], steps)
+                batches[steps, param.dtype] = batch = _Batch(part, steps)
             batch.labels.append(label)
             batch.params.append(param)
             batch.gradients.append(ready(f"the gradient of {label}", param.grad))
@@ -206,7 +206,6 @@ class _Batch(Struct):
     """Params that one sweep changes, with their gradients and states."""
 
     part: StepPart
-    nesterov: bool
     steps: int
     labels: list[str] = []
     params: list[torch.Tensor] = []
@@ -230,13 +229,7 @@ class _Batch(Struct):
         step = self.part(Arrivals(self.steps, (), _INTS, _INTS, _INTS, _FLOATS, _FLOATS))
         step = replace(step, lr=-step.lr)
         states = [ops.Parts([state[name] for state in self.states], borders) for name in self.part.states]
-        if not self.nesterov:
-            return ops.Pass(params, params, ops.Combine([gradient], np.ones(1)), step=step, states=states)
-        # velocity = beta velocity + gradient; its new value is not needed for gradient + beta velocity.
-        beta = step.beta1
-        velocity = ops.RuleVectors(states, np.array([beta * beta]), np.array([[beta, 1.0]]))
-        combine = ops.Combine([gradient], np.array([1.0 + beta]))
-        return ops.Pass(params, params, combine, step=ops.Step("sgd", step.lr), rule_vectors=velocity)
+        return ops.Pass(params, params, ops.Combine([gradient], np.ones(1)), step=step, states=states)
 
 
 _INTS, _FLOATS = np.zeros(0, np.int64), np.zeros(0)
@@ -266,7 +259,10 @@ def _part_of(group: dict[str, Any]) -> StepPart:
     cls = _optimizers().get(as_text(name) or "")
     if cls is None:
         raise AffluxError(f"[OuterOptimizer] part is {brief(name)}, must be one of {', '.join(_optimizers())}")
-    numbers: dict[str, Any] = {field.name: group.get(field.name) for field in fields(cls)}
+    # A state of an earlier version may lack an option that has come since, but no other.
+    numbers: dict[str, Any] = {
+        field.name: group.get(field.name, field.default if field.name == "dampening" else None) for field in fields(cls)
+    }
     for option in sorted(_step_options() & group.keys() - numbers.keys() - {"params", "nesterov"}):
         raise AffluxError(
             f"[OuterOptimizer] a group of params has {option}={brief(group[option])}, which {cls.__name__} does not "

@@ -98,7 +98,8 @@ class Step(Struct, frozen=True):
     """Stage 3: the engine's optimizer `kind`, from the direction d to the new params and states.
 
     `afflux/step.hpp` has the equation of each kind: sgd is out = params + lr * d, assign is out = lr * d (with
-    Combine.params_weight, d adds to a running sum), momentum keeps m, the others m, v and, of amsgrad, v_hat.
+    Combine.params_weight, d adds to a running sum), momentum and nesterov keep m, the others m, v and, of amsgrad,
+    v_hat.
 
     All is computed in float64 from the stored states. The step uses the unrounded new states; then each state, and out,
     is rounded once to its type.
@@ -107,7 +108,7 @@ class Step(Struct, frozen=True):
     kind: str  #: one of `_engine.STEP_KINDS`, which has its number of states
     lr: float = 1.0
     beta1: float = 0.0  #: 0 <= beta1 < 1, of m
-    beta2: float = 0.0  #: 0 <= beta2 < 1, of v; adagrad does not use it
+    beta2: float = 0.0  #: 0 <= beta2 < 1, of v; of nesterov, the dampening; adagrad does not use it
     epsilon: float = 0.0  #: greater than 0 if the kind divides
     root_scale: float = 1.0  #: greater than 0, the factor of the root
 

@@ -45,6 +45,9 @@ REACH: Mapping[str, Reach] = MappingProxyType(
         "sgd": Reach(lambda step, d: d),
         "assign": Reach(lambda step, d: d),
         "momentum": Reach(lambda step, d: d / (1 - step.beta1), lambda step, d, steps: d / (1 - step.beta1)),
+        "nesterov": Reach(
+            lambda step, d: d + step.beta1 * d / (1 - step.beta1), lambda step, d, steps: d / (1 - step.beta1)
+        ),
         "adam": _ADAPTIVE,
         "amsgrad": _ADAPTIVE,
         "yogi": Reach(_ADAPTIVE.params, lambda step, d, steps: max(d, (2 - step.beta2) * d * d)),  # v passes d^2
@@ -72,19 +75,30 @@ class Sgd:
 @register("momentum", "step")
 @dataclass(frozen=True, slots=True)
 class Momentum:
-    """velocity = beta velocity + v, params += lr velocity. Keeps one vector."""
+    """velocity = beta velocity + v, params += lr (1 - dampening) velocity. Keeps one vector, which begins at 0.
+
+    With `nesterov`, Nesterov's momentum: velocity = beta velocity + (1 - dampening) v, params += lr (v + beta velocity).
+    Without dampening both are those of torch.optim.SGD; with one, torch's first velocity is v itself. `nesterov` with
+    dampening = beta is momentum look-ahead (Ajanthan et al. 2025), which torch refuses.
+    """
 
     lr: Rate = 1.0
     beta: float = 0.9
+    dampening: float = 0.0
+    nesterov: bool = False
     states: ClassVar[Mapping[str, float]] = MappingProxyType({"velocity": 0.0})
 
     def __post_init__(self) -> None:
         check_fields(self, a_rate, "lr")
-        check_fields(self, less_than_one, "beta")
+        check_fields(self, less_than_one, "beta", "dampening")
+        check_fields(self, flag, "nesterov")
 
     def __call__(self, arrivals: Arrivals, /) -> ops.Step:
         """See the class."""
-        return ops.Step("momentum", rate(self.lr, arrivals), self.beta)
+        lr = rate(self.lr, arrivals)
+        if self.nesterov:
+            return ops.Step("nesterov", lr, self.beta, self.dampening)
+        return ops.Step("momentum", lr * (1.0 - self.dampening), self.beta)
 
 
 @register("adam", "step")
