@@ -10,7 +10,10 @@ import oracle
 from afflux import Rule, Server
 from afflux.rules import optimizers, schedules, staleness, weights
 from afflux.rules.calibration import CACHED_DIFFERENCE, CACHED_MEAN, CACHED_MEAN_OF_SEEN, NONE
+from afflux.rules.presets.aflguard import DistanceTest
+from afflux.rules.presets.fltrust import TrustScores
 from afflux.rules.presets.gsgm import GradientScheduling
+from afflux.rules.presets.krum import Krum
 from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.presets.zenopp import ScoreTest
 from afflux.rules.rule import Needs, Weights
@@ -37,11 +40,15 @@ WEIGH = {
     "aggregate": CosineSelection(clip=5.0, memory="aggregate", stage_two_version=1),
     "scheduling": GradientScheduling(),
     "score": ScoreTest(rho=0.01),
+    "distance": DistanceTest(5.0),
+    "trust": TrustScores(),
+    "krum": Krum(0, 2),
 }
 CALIBRATE = {"none": NONE, "difference": CACHED_DIFFERENCE, "mean": CACHED_MEAN, "seen": CACHED_MEAN_OF_SEEN}
 LR = {"number": 0.25, "delay": schedules.DelayAdaptive(0.5, 0), "minimum": schedules.MinimumStaleness(0.25),
       "version": schedules.ByVersion({0: 0.5, 1: 0.125})}  # fmt: skip
 STEP = {name: partial(instance, step, i=i) for i, (name, step) in enumerate(STEPS.items())}
+STEP["nesterov"] = partial(optimizers.Momentum, beta=0.75, dampening=0.25, nesterov=True)
 
 
 class Recorded:
@@ -130,10 +137,8 @@ def test_every_composition(weigher, dtype, rng):
             accepted = [not why for why in report.rejected]
             assert accepted == [w != 0 for w in rule.weigh.said.vectors], what
             check_weights(report.weights, rule.weigh.said.vectors, calibrate)
-            assert (
-                report.server_lr
-                == {"number": 0.25, "minimum": 0.25, "delay": 0.5, "version": 0.5 - version * 0.375}[law]
-            )
+            lr = {"number": 0.25, "minimum": 0.25, "delay": 0.5, "version": 0.5 - version * 0.375}[law]
+            assert report.server_lr == lr * (1 - rule.step.dampening if stepper == "momentum" else 1)
 
 
 @pytest.mark.parametrize("weigher", ["selection", "scheduling", "score"])

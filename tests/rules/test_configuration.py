@@ -22,8 +22,11 @@ from afflux._engine import CODECS, STEP_KINDS
 from afflux.rules import ca2fl, fadas, fedbuff, from_config, make, register, registry, schedules, wkafl
 from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
 from afflux.rules.optimizers import Adagrad, Momentum, Sgd
+from afflux.rules.presets.aflguard import DistanceTest
 from afflux.rules.presets.dialects import DIALECTS, Dialect, OnePlusRoot, VersionMeans, appfl, flsim, nvflare
+from afflux.rules.presets.fltrust import TrustScores
 from afflux.rules.presets.gsgm import GradientScheduling
+from afflux.rules.presets.krum import Krum
 from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.presets.zenopp import ScoreTest
 from afflux.rules.rule import Calibrate, Needs
@@ -41,8 +44,8 @@ NO_PARTS = {Dialect, Needs, registry.Part, RuleSpec}
 NAMES = {
     "rule": ["rule"],
     "weigh": [
-        "cosine_selection", "examples", "given", "gradient_scheduling", "score_test", "staleness", "uniform",
-        "version_means",
+        "cosine_selection", "distance_test", "examples", "given", "gradient_scheduling", "krum", "score_test",
+        "staleness", "trust_scores", "uniform", "version_means",
     ],
     "calibrate": ["calibrate"],
     "step": sorted(STEP_KINDS.keys() - {"assign", "nesterov"}),  # an option of momentum
@@ -194,6 +197,9 @@ WEIGH = {
     "gradient_scheduling": st.builds(GradientScheduling, FINITE),
     "score_test": st.builds(ScoreTest, NOT_NEGATIVE, NOT_NEGATIVE, NOT_NEGATIVE, st.booleans()),
     "cosine_selection": st.builds(CosineSelection, *SELECTION),
+    "distance_test": st.builds(DistanceTest, NOT_NEGATIVE),
+    "krum": st.builds(Krum, st.integers(0, 2**53), st.integers(1, 2**53)),
+    "trust_scores": st.builds(TrustScores),
 }
 OF_STEPS = {"lr": RATES, "epsilon": POSITIVE, "initial_v": NOT_NEGATIVE, "bias_correction": st.booleans()}
 OF_STEPS["nesterov"] = st.booleans()

@@ -40,7 +40,8 @@ def round_options(variant):
 def twice(variant):
     """Whether a client may be in a buffer twice, and both arrivals count."""
     rule = make(variant)
-    return not rule.needs.passes and (not rule.calibrate.cached or VARIANTS[variant][1].get("duplicates") == "both")
+    both = not rule.calibrate.cached or VARIANTS[variant][1].get("duplicates") == "both"
+    return both and not (rule.needs.passes or rule.needs.once)
 
 
 def serve(variant, params=None, **options):

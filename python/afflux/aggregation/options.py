@@ -98,7 +98,8 @@ class ServerOptions:
             bytes that a step reads, and rounds each arrival to 8 bits of precision.
         duplicates: the effect of a client's second arrival in one buffer. "both": both count (default of rules that
             cache no rows). "latest": the one from the newer version is kept, in the place of the first one, and the
-            number of arrivals does not change (default of rules that cache rows). "reject": the first one is kept.
+            number of arrivals does not change (default of rules that cache rows, and of those that need each client
+            once, which refuse "both"). "reject": the first one is kept.
         max_staleness: arrivals older than this are dropped and counted; None keeps all.
         faults: how `push` handles invalid arguments from a client: a vector of the wrong length, dtype or shape or with
             a non-finite value, a version that was never made, and so on. "raise": an AffluxError. "record": a receipt
@@ -251,6 +252,10 @@ class ServerOptions:
             raise AffluxError(f"[Server] clip_norms: {why}")
         names_of_facts("Server", "the facts of the rule and the option", self.fact_names(rule))
         duplicates = self.duplicates_for(rule)
+        if rule.needs.once and duplicates == "both":
+            raise AffluxError(
+                f"[Server] duplicates='both': {rule.name} needs each client once in a buffer: use 'latest'"
+            )
         if self.accumulate:
             known_on_arrival(rule)
             if duplicates == "latest":
@@ -330,7 +335,7 @@ class ServerOptions:
 
     def duplicates_for(self, rule: Rule) -> Duplicates:
         """Return the option, or its default for the rule."""
-        return self.duplicates or ("latest" if rule.calibrate.cached else "both")
+        return self.duplicates or ("latest" if rule.calibrate.cached or rule.needs.once else "both")
 
     def stored(self) -> dict[str, dict[str, Any]]:
         """Return the facts "options" and "commits" of a store, as JSON-able data."""

@@ -77,9 +77,9 @@ class Sgd:
 class Momentum:
     """velocity = beta velocity + v, params += lr (1 - dampening) velocity. Keeps one vector, which begins at 0.
 
-    With `nesterov`, Nesterov's momentum: velocity = beta velocity + (1 - dampening) v, params += lr (v + beta velocity).
-    Without dampening both are those of torch.optim.SGD; with one, torch's first velocity is v itself. `nesterov` with
-    dampening = beta is momentum look-ahead (Ajanthan et al. 2025), which torch refuses.
+    With `nesterov`: velocity = beta velocity + (1 - dampening) v, params += lr (v + beta velocity). Without dampening
+    both are those of torch.optim.SGD; with one, torch's first velocity is v itself. `nesterov` with dampening = beta is
+    momentum look-ahead (Ajanthan et al. 2025), which torch refuses.
     """
 
     lr: Rate = 1.0

@@ -177,6 +177,8 @@ class Needs:
         handed_in: the rule vectors that the user sets, with Server.set_rule_vector.
         scalars: names of the rule's own numbers, and their first values.
         passes: gradient scheduling: a client enters once per pass over all N clients, later arrivals are rejected.
+        once: a client is in a buffer once: a server refuses duplicates="both", and its default is "latest". Robust
+            rules need it: fast hostile clients would otherwise fill buffers.
     """
 
     gram: bool = False
@@ -188,6 +190,7 @@ class Needs:
     handed_in: tuple[str, ...] = ()
     scalars: Scalars = field(default_factory=dict)
     passes: bool = False
+    once: bool = False
 
     @property
     def products(self) -> bool:

@@ -2,15 +2,20 @@
 
 from collections.abc import Callable
 
+from afflux.rules.presets.aflguard import aflguard
 from afflux.rules.presets.anarchic import afa_cd, afa_cs
 from afflux.rules.presets.ca2fl import ca2fl, mf_ca2fl
+from afflux.rules.presets.diloco import diloco
 from afflux.rules.presets.fadas import fadas
 from afflux.rules.presets.fedams import fedams
 from afflux.rules.presets.fedasync import fedasync
 from afflux.rules.presets.fedavg import fedavg
+from afflux.rules.presets.fedavgm import fedavgm
 from afflux.rules.presets.fedbuff import fedbuff
 from afflux.rules.presets.fedopt import fedadagrad, fedadam, fedyogi
+from afflux.rules.presets.fltrust import fltrust
 from afflux.rules.presets.gsgm import gsgm
+from afflux.rules.presets.krum import krum, multi_krum
 from afflux.rules.presets.sasgd import sasgd
 from afflux.rules.presets.twafl import twafl
 from afflux.rules.presets.wkafl import wkafl
@@ -20,6 +25,8 @@ from afflux.rules.rule import Rule
 #: Every preset by name; the contract tests test each of them. Each can be called without arguments.
 RULES: dict[str, Callable[..., Rule]] = {
     "fedavg": fedavg,
+    "fedavgm": fedavgm,
+    "diloco": diloco,
     "fedbuff": fedbuff,
     "fedasync": fedasync,
     "fedadam": fedadam,
@@ -36,27 +43,37 @@ RULES: dict[str, Callable[..., Rule]] = {
     "sasgd": sasgd,
     "gsgm": gsgm,
     "zenopp": zenopp,
+    "aflguard": aflguard,
+    "fltrust": fltrust,
+    "krum": krum,
+    "multi_krum": multi_krum,
 }
 
 #: The synchronous presets. They are exact if M clients start together and the server waits for all of them.
-SYNCHRONOUS = ("fedavg", "fedadam", "fedyogi", "fedadagrad", "fedams")
+SYNCHRONOUS = ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedams")
 
 __all__ = [
     "RULES",
     "SYNCHRONOUS",
     "afa_cd",
     "afa_cs",
+    "aflguard",
     "ca2fl",
+    "diloco",
     "fadas",
     "fedadagrad",
     "fedadam",
     "fedams",
     "fedasync",
     "fedavg",
+    "fedavgm",
     "fedbuff",
     "fedyogi",
+    "fltrust",
     "gsgm",
+    "krum",
     "mf_ca2fl",
+    "multi_krum",
     "sasgd",
     "twafl",
     "wkafl",
