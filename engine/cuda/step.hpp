@@ -12,7 +12,7 @@ AFFLUX_FN Doubles sign(const Doubles& x) {
 }
 
 // The kinds of steps that a kernel serves. A kernel of fewer kinds needs fewer registers.
-enum class Steps { plain, momentum, adaptive, all };  // plain: sgd and assign
+enum class Steps { plain, momentum, adaptive, all };  // plain: sgd and assign; momentum: Nesterov's, too
 
 // Returns the number of states that these steps have at most.
 constexpr int most_states(Steps steps) {
@@ -61,7 +61,8 @@ AFFLUX_DEVICE Doubles new_params(const Step& stage, const Doubles& params, const
   if constexpr (kSteps == Steps::adaptive) {
     return formula::adaptive_step(stage.kind, FourLanes{}, stage, params, d, states);
   } else if constexpr (kSteps == Steps::momentum) {
-    return formula::step(StepKind::momentum, FourLanes{}, stage, params, d, states);
+    const StepKind kind = stage.kind == StepKind::nesterov ? StepKind::nesterov : StepKind::momentum;
+    return formula::step(kind, FourLanes{}, stage, params, d, states);
   } else if constexpr (kSteps == Steps::plain) {
     const StepKind kind = stage.kind == StepKind::assign ? StepKind::assign : StepKind::sgd;
     return formula::step(kind, FourLanes{}, stage, params, d, states);

@@ -95,7 +95,7 @@ void run_sum(Executor& executor, const Pass& pass, const Terms& terms, bool alig
 template <class Executor, class P, class U>
 void sum_types(Executor& executor, const Pass& pass, const Terms& terms, bool aligned, std::int32_t* sound) {
   if (divides(pass.step.kind)) return run_sum<Executor, P, U, Steps::adaptive>(executor, pass, terms, aligned, sound);
-  if (pass.step.kind == StepKind::momentum)
+  if (pass.step.kind == StepKind::momentum || pass.step.kind == StepKind::nesterov)
     return run_sum<Executor, P, U, Steps::momentum>(executor, pass, terms, aligned, sound);
   run_sum<Executor, P, U, Steps::plain>(executor, pass, terms, aligned, sound);
 }
