@@ -16,6 +16,7 @@ import parts
 import processes
 from afflux import AffluxError, ops
 from afflux.ops.errors import ConfigError
+from afflux.rules import RULES
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -117,6 +118,11 @@ def awkward(rng, size):
     values[rng.random(size) < 0.02] = -0.0
     values[rng.random(size) < 0.02] = 1e-41
     return values.astype(np.float32)
+
+
+def preset(name, **options):
+    """The preset; AFLGuard's accepts every arrival."""
+    return RULES[name](**({"most": 1e150} if name == "aflguard" else {}), **options)
 
 
 def ready(server):

@@ -15,7 +15,7 @@ from afflux.aggregation.limits import MAX_ABS
 from afflux.ops import Step
 from afflux.rules import RULES, ca2fl, fadas, fedadam, fedasync, fedbuff, wkafl
 from afflux.rules.optimizers import REACH, Adagrad
-from conftest import bits, check_error
+from conftest import bits, check_error, preset
 from inside import store_of, without_fast_path
 
 D = 9
@@ -26,7 +26,7 @@ def vector(value, dtype=np.float32):
 
 
 def fresh(name, dtype="float32", **options):
-    rule = RULES[name](buffer_size=2) if "buffer_size" in RULES[name].__annotations__ else RULES[name]()
+    rule = preset(name, buffer_size=2) if "buffer_size" in RULES[name].__annotations__ else preset(name)
     server = Server(rule, vector(0.5, dtype), num_clients=6, dtype=dtype, **options)
     for each in rule.needs.handed_in:
         server.set_rule_vector(each, vector(0.25, dtype))

@@ -7,7 +7,7 @@ from afflux import Server, replay
 from afflux.arrays import interop
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
 from afflux.server.pushing import CallError
-from conftest import awkward, bits, check_error, ready, same_state
+from conftest import awkward, bits, check_error, preset, ready, same_state
 
 torch = pytest.importorskip("torch")
 
@@ -197,7 +197,7 @@ def test_float64_params_keep_what_float32_loses(name, rng):
 @pytest.mark.parametrize("name", RULES)
 def test_bfloat16_slots_are_pushes_of_rounded_values(name, rng):
     size = 70_001
-    rule, start = RULES[name](), awkward(rng, size)
+    rule, start = preset(name), awkward(rng, size)
     narrow = ready(Server(rule, start, num_clients=20, slot_dtype="bfloat16", num_threads=2))
     wide = ready(Server(rule, start, num_clients=20, num_threads=1))
     for client in range(rule.buffer_size):
@@ -217,17 +217,17 @@ def test_every_rule_in_every_type(name, dtype, slot_dtype, rng):
     """Values that bfloat16 holds: the same bits through any slots; and rows that later rounds read."""
     start = rng.integers(-9, 9, 100).astype(float)
     servers = [
-        ready(Server(RULES[name](), start, num_clients=20, dtype=dtype, slot_dtype=slots))
+        ready(Server(preset(name), start, num_clients=20, dtype=dtype, slot_dtype=slots))
         for slots in (None, slot_dtype)
     ]
     for i in range(60):
         vector = rng.integers(-9, 9, 100).astype(np.float32)
         for server in servers:
             server.push(client=i % 20, **{server.rule.kind: vector}, version=max(0, server.version - i % 3))
-    assert servers[0].version >= 6
+    assert servers[0].version >= (3 if name == "fltrust" else 6)  # which makes no step without a positive cosine
     assert bits(servers[0].params) == bits(servers[1].params)
     for server in servers:
-        fresh = Server(RULES[name](), start, num_clients=20, dtype=dtype, slot_dtype=server.options.slots_as)
+        fresh = Server(preset(name), start, num_clients=20, dtype=dtype, slot_dtype=server.options.slots_as)
         fresh.load_state_dict(server.state_dict())
         assert bits(fresh.params) == bits(server.params)
 
@@ -253,7 +253,7 @@ def test_states_of_other_types_are_refused(options):
 def test_in_place_gives_the_same_bits(name, rng):
     size = 70_001
     start = rng.standard_normal(size).astype(np.float32)
-    servers = [ready(Server(RULES[name](), start, num_clients=20, inplace=inplace)) for inplace in (False, True)]
+    servers = [ready(Server(preset(name), start, num_clients=20, inplace=inplace)) for inplace in (False, True)]
     for i in range(40):
         vector = rng.standard_normal(size)
         for server in servers:

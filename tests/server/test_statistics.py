@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from afflux import Server
 from afflux.aggregation.statistics import mixed_buffers
 from afflux.rules import RULES, ca2fl, fadas, fedasync, fedavg, fedbuff
-from conftest import bits, ready
+from conftest import bits, preset, ready
 from oracle import EPS, statistics
 from role_trees import weighted
 
@@ -47,7 +47,7 @@ def test_statistics_against_the_oracle(kind, arrivals, lr):
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_keeps_variances_positive_and_what_all_agree_on(name):
-    rule = RULES[name]()
+    rule = preset(name)
     server = ready(Server(rule, START, num_clients=30))
     tenth = model(np.full(3, 0.1))
     for number in range(2 * rule.buffer_size + 30):
