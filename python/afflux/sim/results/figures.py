@@ -142,7 +142,8 @@ def draw_metric(
     axes.set_ylim(max(low, metric.bounds[0]), min(high, metric.bounds[1]))
     if metric.is_share and not metric.lower_is_better:
         late = [y[len(y) // 4 :] for runs in groups.values() for y in curve(runs, across, metric.name).y]
-        _break_axis(axes, np.concatenate([*late, [] if target is None else [target]]))
+        if late:
+            _break_axis(axes, np.concatenate([*late, [] if target is None else [target]]))
 
 
 def _break_axis(axes: Axes, values: np.ndarray) -> None:
