@@ -120,9 +120,15 @@ def check(
     data_dir: DataDir = None,
     out: Results = RESULTS,
 ) -> None:
-    """Make a finished run again, drawn at random, and compare it."""
+    """Make a finished run again, drawn at random, and compare it.
+
+    The exit status is 1 if neither params nor accuracies could be compared.
+    """
     with report_errors():
-        typer.echo("\n".join(reproduction.check(out, data_dir, table)))
+        checked = reproduction.check(out, data_dir, table)
+        typer.echo("\n".join([*checked.lines, f"compared: {checked.compared or 'only the schedule'}"]))
+    if not checked.compared:
+        raise typer.Exit(1)
 
 
 @app.command("mf-ca2fl", help=MF_CA2FL_HELP, cls=Command)

@@ -97,11 +97,11 @@ def test_list_page_and_check_find_the_runs_of_their_device(tmp_path, monkeypatch
     monkeypatch.setattr(
         reproduction, "compare", lambda jobs, *a, **k: made.append(jobs[0].config.device) or compare(jobs, *a, **k)
     )
-    assert check(tmp_path, None)[-1].endswith("equal")
+    assert check(tmp_path, None).lines[-1].endswith("equal")
     file = tmp_path / "fadas-table2.jsonl"
     file.write_text(file.read_text().replace(f'"device": "{COPY}"', '"device": "cuda"'))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert check(tmp_path, None)[-1].endswith("equal"), "without a GPU it is made on the CPU"
+    assert check(tmp_path, None).lines[-1].endswith("equal"), "without a GPU it is made on the CPU"
     assert made == [COPY, "cpu"]
     reproduce(table, tmp_path, (0,), limits=Budget(processes=1))
     assert "1 runs on" not in folder_page(table, tmp_path).markdown, "the run's last line counts, the CPU's"

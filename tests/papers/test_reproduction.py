@@ -381,7 +381,7 @@ def test_a_check_finds_another_schedule_other_params_and_another_accuracy(tmp_pa
     path = tmp_path / "small.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
     said = check(tmp_path, None, seed=1)
-    assert [line.partition(":")[0] for line in said[1:]] == ["schedule", "params"]
+    assert ([line.partition(":")[0] for line in said.lines[1:]], said.compared) == (["schedule", "params"], "params")
 
     def write(**facts):
         path.write_text("".join(json.dumps(record | facts) + "\n" for record in records))
@@ -394,20 +394,50 @@ def test_a_check_finds_another_schedule_other_params_and_another_accuracy(tmp_pa
         write(**facts)
         check_refused(message, check, tmp_path, None)
     write(**elsewhere)
-    assert check(tmp_path, None)[-1] == "fewer than three seeds: accuracies are not compared"
-    third = Table("small", "Ours", "a table", "digits", 0.0, CELLS[:1], 3)
-    monkeypatch.setattr(reproduction, "TABLES", {"small": third})
-    records.append(records[0] | {"seed": 2})
+    said = check(tmp_path, None)
+    assert (said.compared, "at most 0 apart; they may be 0.0001 apart" in said.lines[-1]) == ("accuracies", True)
+    rows = [[*row[:3], row[3] + 2e-4, row[4]] for row in records[0]["evaluations"]]
+    for record in records:
+        record["evaluations"] = rows if record["seed"] == 0 else record["evaluations"]
     write(**elsewhere)
-    with pytest.MonkeyPatch.context() as patch:  # the copied line is not that of seed 2
-        patch.setattr(reproduction, "schedule_digest", lambda result, inputs: records[0]["schedule"])
-        for record in records:
-            record["schedule"] = records[0]["schedule"]
-        write(**elsewhere)
-        assert any("they may be" in line for line in check(tmp_path, None, seed=0))
-        rows = [[*row[:3], row[3] / 3, row[4]] for row in records[0]["evaluations"]]
-        write(**elsewhere, evaluations=rows)
-        check_refused("they may be", check, tmp_path, None, seed=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reproduction, "Random", lambda seed: Mock(choice=lambda choices: choices[0]))
+        check_refused("at most 0.0002 apart; they may be 0.0001 apart", check, tmp_path, None)
+
+
+def test_a_check_of_other_models_needs_three_seeds(tmp_path, monkeypatch):
+    """Elsewhere: their deviation says how far accuracies may be apart. Without it the command's status is 1."""
+    cell = CELLS[0]._replace(settings={**CELLS[0].settings, "model": "cnn"})
+    table = Table("small", "Ours", "a table", "digits", 0.0, (cell,), 3)
+    monkeypatch.setattr(reproduction, "TABLES", {"small": table})
+    reproduce(table, tmp_path, (0,), limits=Budget(processes=1))
+    path = tmp_path / "small.jsonl"
+    (record,) = [json.loads(line) for line in path.read_text().splitlines()]
+    elsewhere = {"machine": {"cpu": "other", "torch": "1", "kernels": "none"}, "params": "0" * 64}
+    monkeypatch.setattr(reproduction, "schedule_digest", lambda result, inputs: record["schedule"])  # also of copies
+
+    def write(count, **facts):
+        rows = [record | elsewhere | facts | {"seed": seed} for seed in range(count)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write(2)
+    done = CliRunner().invoke(app, ["check", "--out", str(tmp_path)])
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (1, "compared: only the schedule")
+    write(3)
+    monkeypatch.setattr(reproduction, "Random", lambda seed: Mock(choice=lambda choices: choices[0]))
+    assert check(tmp_path, None).compared == "accuracies"
+    write(3, evaluations=[[*row[:3], row[3] / 3 + 0.3, row[4]] for row in record["evaluations"]])
+    check_refused("they may be 0.0250 apart", check, tmp_path, None)
+
+
+def test_a_check_draws_no_trial(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduction, "TABLES", {"small": SMALL})
+    reproduce(SMALL, tmp_path, (0,), limits=Budget(processes=1))
+    before = reproduction.runs_of
+    monkeypatch.setattr(
+        reproduction, "runs_of", lambda *given: ([run._replace(is_trial=True) for run in before(*given)[0]], 0)
+    )
+    check_refused("holds no finished run", check, tmp_path, None)
 
 
 def test_the_commands(tmp_path, monkeypatch):
