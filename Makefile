@@ -25,13 +25,15 @@ GPU_TESTS := $(call files,cuda gpu_server gpu_rows gpu_clients bench_cuda)
 # Modules that plugins of pytest and scripts import.
 HELPERS := tests:tests/oracle:tests/support:tests/gpu:tests/soak
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# Experiments on top of the simulator, and the tables of papers.
+LAB := python/afflux/lab python/afflux/cli/lab bench/papers tests/lab tests/papers
 # In a process of their own: a cluster has token authentication, which Ray reads when it is first imported.
 RAY_TESTS := tests/integrations/test_ray_plane.py
 GPU_CHECKED := 2049 or parts or finite or lent or trees
 FORMATTED := $(shell find engine csrc bench tests examples -name '*.[hc]' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help lists setup engine cuda lint-now demo check test soak lint types core docs unit sanitize sanitize-thread sanitize-address sanitize-all test-gpu gpu bench pythons wheels check-macos versions release-check mutants same-runs kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
+.PHONY: help lists setup engine cuda lint-now demo check test test-lab soak lint types core docs unit sanitize sanitize-thread sanitize-address sanitize-all test-gpu gpu bench pythons wheels check-macos versions release-check mutants same-runs kills hostile scale fuzz long frameworks test-peers bench-peers test-integrations soak-integrations format update-constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -65,29 +67,29 @@ INSTALL = AFFLUX_BUILT=$(CURDIR)/$(BUILD)/package \
   $(STEP) -q "installing the packages of '.[$(1)]'" \
   $(PIP) install --no-build-isolation -c .ci/constraints.txt --editable '.[$(1)]'
 
-$(VENV)/.sim: $(VENV)/.torch | engine
-	@$(call INSTALL,sim)
+$(VENV)/.lab: $(VENV)/.torch | engine
+	@$(call INSTALL,lab)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch | engine
 	@$(call INSTALL,dev)
-	@touch $(VENV)/.sim $@
+	@touch $(VENV)/.lab $@
 
 # With WHEELS, the folder of `make wheels`, the demo has an environment of its own, and nothing is compiled.
-.venv-wheel/.sim: $(wildcard $(WHEELS)/*.whl)
+.venv-wheel/.lab: $(wildcard $(WHEELS)/*.whl)
 	@$(PYTHON) -m venv .venv-wheel
 	@$(STEP) -q "installing torch, the CPU build if pip's index has it" \
 	  sh -c ".venv-wheel/bin/python -m pip install -c .ci/constraints.txt 'torch==$(TORCH)+cpu' || true"
-	@$(STEP) -q "installing afflux[sim] from $(WHEELS)" .venv-wheel/bin/python -m pip install --only-binary afflux \
-	  -c .ci/constraints.txt --find-links $(WHEELS) 'afflux[sim]==$(VERSION)'
+	@$(STEP) -q "installing afflux[lab] from $(WHEELS)" .venv-wheel/bin/python -m pip install --only-binary afflux \
+	  -c .ci/constraints.txt --find-links $(WHEELS) 'afflux[lab]==$(VERSION)'
 	@touch $@
 
-demo: $(if $(WHEELS),.venv-wheel/.sim,engine $(VENV)/.sim)  ## a rule of each paper on handwritten digits, and a run that is killed and resumed; WHEELS=dist: from a wheel
+demo: $(if $(WHEELS),.venv-wheel/.lab,engine $(VENV)/.lab)  ## a rule of each paper on handwritten digits, and a run that is killed and resumed; WHEELS=dist: from a wheel
 	$(if $(WHEELS),.venv-wheel/bin,$(BIN))/afflux demo
 
 check: setup lint types core  ## lint, types, and the tests that a wrong formula fails: two minutes
 
-test: setup  ## what continuous integration runs: lint, types, the suite, a part of it under sanitizers
+test: setup  ## lint, types, the suite without that of `test-lab`, a part of it under sanitizers
 	@rm -f build/seconds.txt
 	@$(MAKE) --no-print-directory lint types unit sanitize
 	@echo "== the seconds of make test by part"
@@ -115,7 +117,11 @@ core: setup
 	$(PYTEST) -q $(call files,bits) -k 'earlier or instruction'
 
 unit: setup
-	@$(STEP) "running the tests" $(PYTEST) --doctest-modules --ignore=python/afflux/integrations python/afflux tests
+	@$(STEP) "running the tests" $(PYTEST) --doctest-modules --ignore=python/afflux/integrations \
+	  $(addprefix --ignore=,$(LAB)) python/afflux tests
+
+test-lab: setup  ## the tests of the laboratory and of the papers' tables, which `make test` leaves out
+	@$(STEP) "running the tests of the laboratory" $(PYTEST) --doctest-modules $(LAB)
 
 long: setup scale
 	$(PYTEST) -m soak tests

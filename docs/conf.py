@@ -89,7 +89,7 @@ def params_of_commands() -> Iterator[tuple[str, list[Any]]]:
     import typer
 
     from afflux.cli import parser
-    from afflux.cli.simulator import app
+    from afflux.cli.lab.app import app
 
     waiting, simulators = [("afflux", parser())], typer.main.get_command(app).commands
     while waiting:

@@ -7,7 +7,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from afflux.sim import Simulation, classification, partitioned, sgd
+from afflux.lab import Simulation
+from afflux.sim import classification, partitioned, sgd
 
 
 def network() -> nn.Module:

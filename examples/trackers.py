@@ -1,6 +1,6 @@
 """Runs of a simulation in Weights & Biases or in MLflow, by the function `on_evaluation`.
 
-    python examples/trackers.py wandb     # or mlflow; needs the package of that name, and afflux[sim]
+    python examples/trackers.py wandb     # or mlflow; needs the package of that name, and afflux[lab]
 
 WANDB_MODE=offline keeps the runs of W&B in files. MLflow keeps its runs where MLFLOW_TRACKING_URI says.
 """
@@ -8,7 +8,7 @@ WANDB_MODE=offline keeps the runs of W&B in files. MLflow keeps its runs where M
 import sys
 from contextlib import contextmanager
 
-from afflux.sim import Simulation
+from afflux.lab import Simulation
 
 
 @contextmanager

@@ -120,7 +120,7 @@ def test_the_core_commands_need_no_extra(tmp_path):
     version, listing, *others = (text.rpartition("=") for text in texts)
     assert loaded == "[]\n"
     assert [code.strip() for *_, code in (version, listing, *others)] == ["0"] * 11 + ["2"] * 3 + [
-        "afflux: run needs typer: pip install 'afflux[sim]'"
+        "afflux: run needs typer: pip install 'afflux[lab]'"
     ]
     assert "store" in listing[0]
     assert json.loads(others[4][0])["clients"] == 1

@@ -10,9 +10,10 @@ import pytest
 import typer
 
 import afflux
+import afflux.lab
 import afflux.sim
 import afflux.store
-from afflux.cli.simulator import app
+from afflux.cli.lab.app import app
 from afflux.rules import presets
 from conftest import DOCS, ROOT
 
@@ -37,7 +38,7 @@ def site(tmp_path_factory):
 
 def test_other_code_reads_no_private_name_of_a_server():
     """Adapters, simulator, command line and examples use what docs/api lists."""
-    folders = [ROOT / "python/afflux" / name for name in ("integrations", "sim", "cli")] + [ROOT / "examples"]
+    folders = [ROOT / "python/afflux" / name for name in ("integrations", "sim", "lab", "cli")] + [ROOT / "examples"]
     files = [path for folder in folders for path in folder.rglob("*.py")]
     assert len(files) > 80
     private = re.compile(r"\bserver\._\w+")
@@ -45,7 +46,7 @@ def test_other_code_reads_no_private_name_of_a_server():
     assert private.findall("self.server._adapter.layout") == ["server._adapter"]
 
 
-MODULES = [afflux, afflux.rules, afflux.ops, afflux.codecs, afflux.store, afflux.sim]
+MODULES = [afflux, afflux.rules, afflux.ops, afflux.codecs, afflux.store, afflux.sim, afflux.lab]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

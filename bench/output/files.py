@@ -31,7 +31,7 @@ class Files:
             try:
                 import matplotlib  # noqa: F401
             except ModuleNotFoundError:
-                raise typer.BadParameter("a picture needs matplotlib: pip install 'afflux[sim]'") from None
+                raise typer.BadParameter("a picture needs matplotlib: pip install 'afflux[lab]'") from None
 
     def write(self, out: dict[str, Any], markdown: str, draw: Callable[[Path], None] | None = None) -> None:
         """Write the results, their tables and, with `draw`, their picture to the given files."""

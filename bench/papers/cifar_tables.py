@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from afflux.sim.papers.presets.preset import task_of
-from afflux.sim.papers.presets.registry import find_preset
+from afflux.lab.presets.preset import task_of
+from afflux.lab.presets.registry import find_preset
 from bench.papers.paper_tables import BEST, LAST, MEAN_OF_TEN, Cell, Reading, Table, later, rounds_to
 
 CA2FL, FADAS = "CA2FL", "FADAS"

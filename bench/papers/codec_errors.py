@@ -16,6 +16,7 @@ import numpy as np
 
 from afflux import __version__, ops
 from afflux.aggregation.cache.table import row_key
+from afflux.lab.publishing import Page, markdown_table
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.validation import known
@@ -24,7 +25,6 @@ from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.clients.training import SerialTraining
 from afflux.sim.errors import require
 from afflux.sim.loop import PushedUpdate
-from afflux.sim.papers.publishing import Page, markdown_table
 from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from bench.papers.table_pages import CODEC_MARKERS, codec_style
@@ -151,7 +151,7 @@ def _draw(content: Mapping[str, Any], path: Path) -> None:
     """Write a PNG: a panel for each kind of vectors, errors over bits, a line for each kind of codec."""
     from matplotlib.figure import Figure
 
-    from afflux.sim.results.figures import style_axes
+    from afflux.lab.results.figures import style_axes
 
     names, table = list(content["vectors"]), content["codecs"]
     figure = Figure(figsize=(1 + 2.6 * len(names), 3.8), layout="constrained")

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from afflux.cli.common import report_errors
-from afflux.cli.settings import Command, OutFolder, Processes, parse_seeds
-from afflux.cli.terminal import show_progress
+from afflux.cli.lab.settings import Command, OutFolder, Processes, parse_seeds
+from afflux.cli.lab.terminal import show_progress
+from afflux.lab.publishing import Measure, Page, markdown_table, publish, write_page
 from afflux.ops.validation import known
-from afflux.sim.papers.publishing import Measure, Page, markdown_table, publish, write_page
 from bench.papers import codec_errors, reproduction, table_pages
 from bench.papers.all_tables import TABLES
 from bench.papers.paper_tables import PLANNED

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from afflux.sim.papers.publishing import Page, draw_rows, draw_scores, markdown_table
-from afflux.sim.results.curves import COLOURS
-from afflux.sim.results.run_result import Evaluation, SeedStatistics, seed_statistics
-from afflux.sim.results.statistics import t_quantile
+from afflux.lab.publishing import Page, draw_rows, draw_scores, markdown_table
+from afflux.lab.results.curves import COLOURS
+from afflux.lab.results.run_result import Evaluation, SeedStatistics, seed_statistics
+from afflux.lab.results.statistics import t_quantile
 from bench.papers.paper_tables import Cell, Reading, Table
 
 #: A difference below this is not looked into.

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from afflux.sim.papers.presets.registry import find_preset
-from afflux.sim.papers.presets.wkafl import EXPERIMENTS
-from afflux.sim.results.run_result import Evaluation
+from afflux.lab.presets.registry import find_preset
+from afflux.lab.presets.wkafl import EXPERIMENTS
+from afflux.lab.results.run_result import Evaluation
 
 
 class Reading(NamedTuple):

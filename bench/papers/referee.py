@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from afflux.sim.results.run_result import Evaluation, RunResult, seed_statistics
-from afflux.sim.results.statistics import LEVEL, holm, t_quantile
+from afflux.lab.results.run_result import Evaluation, RunResult, seed_statistics
+from afflux.lab.results.statistics import LEVEL, holm, t_quantile
 from afflux.sim.workload.config import SimConfig
 from bench.papers.paper_tables import Cell, Reading, Search, Table
 
 if TYPE_CHECKING:
-    from afflux.sim.papers.publishing import Page
-    from afflux.sim.results.finished_runs import Job
+    from afflux.lab.publishing import Page
+    from afflux.lab.results.finished_runs import Job
 
 #: The rule with which all others are compared.
 REFERENCE = "fedbuff"
@@ -185,8 +185,8 @@ def referee_page(table: Table, runs: Sequence[Any], lines: Mapping[int, Mapping[
         lines: those of the finished runs, by index into `runs`.
         timed: returns the evaluations of a line until the end of the equal time.
     """
-    from afflux.sim.papers.outcomes import Outcome
-    from afflux.sim.papers.publishing import Page
+    from afflux.lab.outcomes import Outcome
+    from afflux.lab.publishing import Page
 
     content: dict[str, dict[str, dict[int, _Run]]] = {}
     trials: dict[str, list[float]] = {}
@@ -275,7 +275,7 @@ def _mean(runs: Mapping[int, _Run], name: str) -> float:
 
 
 def _overall(overall: Mapping[str, tuple[Difference, float]], content: _Runs) -> str:
-    from afflux.sim.papers.publishing import markdown_table
+    from afflux.lab.publishing import markdown_table
 
     ranked = sorted(overall.items(), key=lambda item: -item[1][0].mean)
     units = {label: [_differences({c: own}, label) for c, own in content.items()] for label in overall}
@@ -285,7 +285,7 @@ def _overall(overall: Mapping[str, tuple[Difference, float]], content: _Runs) ->
 
 
 def _of_condition(condition: str, runs: Mapping[str, Mapping[int, _Run]], chosen: Mapping[str, str]) -> str:
-    from afflux.sim.papers.publishing import markdown_table
+    from afflux.lab.publishing import markdown_table
 
     rows = []
     for label in sorted(runs, key=lambda label: -_mean(runs[label], "late")):
@@ -313,7 +313,7 @@ def _of_condition(condition: str, runs: Mapping[str, Mapping[int, _Run]], chosen
 
 
 def _of_trials(trials: Mapping[str, Sequence[float]]) -> str:
-    from afflux.sim.papers.publishing import markdown_table
+    from afflux.lab.publishing import markdown_table
 
     rows = []
     for label in RULES:
@@ -329,8 +329,8 @@ def _number(value: float) -> float | None:
 
 def _draw(overall: Mapping[str, tuple[Difference, float]], path: Path) -> None:
     """Write a PNG: a row for each rule, its mean difference from FedBuff with the interval, and the band."""
-    from afflux.sim.papers.publishing import draw_rows
-    from afflux.sim.results.curves import COLOURS
+    from afflux.lab.publishing import draw_rows
+    from afflux.lab.results.curves import COLOURS
 
     ranked = sorted(overall, key=lambda label: -overall[label][0].mean)
 

@@ -17,15 +17,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from afflux.ops import default_threads
-from afflux.ops.errors import ConfigError
-from afflux.rules.specs import needs_validation_gradient, parse_rule
-from afflux.sim.clients.flat_model import has_device
-from afflux.sim.errors import require
-from afflux.sim.papers.grid import SETTINGS, parse_grid, points
-from afflux.sim.papers.outcomes import Outcome, load_outcomes
-from afflux.sim.papers.publishing import Page, Show
-from afflux.sim.results.finished_runs import (
+from afflux.lab.grid import SETTINGS, parse_grid, points
+from afflux.lab.outcomes import Outcome, load_outcomes
+from afflux.lab.publishing import Page, Show
+from afflux.lab.results.finished_runs import (
     AGAIN,
     FailedRun,
     FinishedRuns,
@@ -35,9 +30,14 @@ from afflux.sim.results.finished_runs import (
     key_of,
     lines_of_jobs,
 )
-from afflux.sim.results.run_folder import locked
-from afflux.sim.results.run_result import Evaluation, RunResult
-from afflux.sim.runs.compare import compare, inputs_of_jobs
+from afflux.lab.results.run_folder import locked
+from afflux.lab.results.run_result import Evaluation, RunResult
+from afflux.lab.runs.compare import compare, inputs_of_jobs
+from afflux.ops import default_threads
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import needs_validation_gradient, parse_rule
+from afflux.sim.clients.flat_model import has_device
+from afflux.sim.errors import require
 from afflux.sim.workload.config import SimConfig
 from bench.papers.all_tables import TABLES
 from bench.papers.comparison import Line, line_of, table_page

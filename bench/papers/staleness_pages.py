@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from afflux.lab.publishing import Page, markdown_table
 from afflux.sim.clients.staleness import StalenessSummary, simulate_staleness
-from afflux.sim.papers.publishing import Page, markdown_table
 from afflux.sim.workload.delays import delay_law
 from bench.papers.comparison import Line, table_page
 from bench.papers.paper_tables import Cell, Table
@@ -119,8 +119,8 @@ PAGES: dict[str, Callable[[Table], Page]] = {
 def _draw(content: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    from afflux.sim.results.curves import COLOURS
-    from afflux.sim.results.figures import style_axes
+    from afflux.lab.results.curves import COLOURS
+    from afflux.lab.results.figures import style_axes
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)

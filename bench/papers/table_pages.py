@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from afflux import __version__
+from afflux.lab.outcomes import Outcome
+from afflux.lab.publishing import Measure, Page, final_score, markdown_table
+from afflux.lab.results.curves import COLOURS
+from afflux.lab.results.finished_runs import Job
+from afflux.lab.results.run_result import SeedStatistics, seed_statistics
 from afflux.ops import codecs
 from afflux.ops.validation import known
 from afflux.rules.specs import parse_rule
-from afflux.sim.papers.outcomes import Outcome
-from afflux.sim.papers.publishing import Measure, Page, final_score, markdown_table
-from afflux.sim.results.curves import COLOURS
-from afflux.sim.results.finished_runs import Job
-from afflux.sim.results.run_result import SeedStatistics, seed_statistics
 from afflux.sim.setup import num_parameters
 from afflux.sim.workload.config import SimConfig
 
@@ -116,7 +116,7 @@ def _draw_codecs(content: Mapping[str, Any], path: Path) -> None:
     """Write a PNG: accuracy against bits per element, a line for each kind of codec."""
     from matplotlib.figure import Figure
 
-    from afflux.sim.results.figures import style_axes
+    from afflux.lab.results.figures import style_axes
 
     figure = Figure(figsize=(6.5, 4.2), layout="constrained")
     axes = figure.subplots()

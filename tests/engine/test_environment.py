@@ -31,7 +31,7 @@ def test_import_does_no_work():
         "assert threading.active_count() == 1\n"
         "assert len(os.listdir('/proc/self/task')) == before\n"
         "assert not {'torch', 'sklearn', 'matplotlib', 'typer', 'rich'} & set(sys.modules)\n"
-        "import afflux.sim.results.simulation_results\n"
+        "import afflux.lab.results.simulation_results\n"
         "assert not {'torch', 'scipy', 'matplotlib', 'pandas', 'jinja2', 'rich'} & set(sys.modules)\n"
     )
     start = "import os, numpy; before = len(os.listdir('/proc/self/task'))\n"

@@ -12,8 +12,8 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: t
 
 @needs_cuda
 def test_two_rounds_of_resnet_18_on_a_gpu(tmp_path):
-    from afflux.sim.results.finished_runs import Job
-    from afflux.sim.runs.compare import compare
+    from afflux.lab.results.finished_runs import Job
+    from afflux.lab.runs.compare import compare
 
     rng = np.random.default_rng(0)
     labels = np.arange(200) % 10

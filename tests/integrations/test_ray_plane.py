@@ -34,15 +34,15 @@ from afflux.distributed.messages import (
     VersionParts,
     decode,
 )
+from afflux.lab.results.audit_log import AuditOutput
+from afflux.lab.results.finished_runs import Job
+from afflux.lab.runs.compare import compare
+from afflux.lab.runs.simulation import simulate
+from afflux.lab.runs.workers import WorkerPool
 from afflux.rules.specs import parse_rule
 from afflux.selftest.digest import vectors
 from afflux.sim import ConfigError
 from afflux.sim.errors import TrainingError
-from afflux.sim.results.audit_log import AuditOutput
-from afflux.sim.results.finished_runs import Job
-from afflux.sim.runs.compare import compare
-from afflux.sim.runs.simulation import simulate
-from afflux.sim.runs.workers import WorkerPool
 from afflux.sim.workload.config import SimConfig
 from builds import run
 from conftest import ROOT, bits, check_error, found, reproducible, same_state

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from afflux.sim import Simulation
+from afflux.lab import Simulation
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import trackers

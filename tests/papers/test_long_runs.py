@@ -11,8 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from afflux.lab.runs import long_runs, run_checkpoint
 from afflux.ops.errors import StoreError
-from afflux.sim.runs import long_runs, run_checkpoint
 from bench.papers.reproduction import UNFINISHED, Budget, reproduce
 from pairwise import soak
 from small_tables import CELLS, SMALL

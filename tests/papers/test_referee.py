@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from afflux.lab.publishing import write_page
+from afflux.lab.results.finished_runs import _identity
+from afflux.lab.results.run_result import Evaluation
+from afflux.lab.runs import compare as compare_module
 from afflux.rules import RULES as PRESETS
 from afflux.rules import SYNCHRONOUS
 from afflux.rules.specs import parse_rule
-from afflux.sim.papers.publishing import write_page
-from afflux.sim.results.finished_runs import _identity
-from afflux.sim.results.run_result import Evaluation
-from afflux.sim.runs import compare as compare_module
 from bench.papers import reproduction
 from bench.papers.all_tables import TABLES
 from bench.papers.command import app

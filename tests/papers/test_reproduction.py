@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from afflux.lab.results.finished_runs import key_of, line_key
+from afflux.lab.results.run_result import Evaluation, params_sha256
+from afflux.lab.runs import compare as compare_module
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim.clients.staleness import simulate_staleness
 from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
 from afflux.sim.errors import TrainingError
-from afflux.sim.results.finished_runs import key_of, line_key
-from afflux.sim.results.run_result import Evaluation, params_sha256
-from afflux.sim.runs import compare as compare_module
 from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import delay_law
@@ -176,7 +176,7 @@ def test_runs_are_kept_and_shared_between_tables(tmp_path, made, monkeypatch):
     page, left = small(tmp_path, runs=1)
     assert (left, made) == (3, [("fedbuff", 0)])
     assert [cell["cell"] for cell in page.content["cells"]] == ["first"]
-    monkeypatch.setattr("afflux.sim.results.finished_runs.__version__", "another")
+    monkeypatch.setattr("afflux.lab.results.finished_runs.__version__", "another")
     page, left = small(tmp_path)
     assert (left, made) == (0, [("fedbuff", 0), ("fedasync", 0), ("fedbuff", 1), ("fedasync", 1)])
     records = [json.loads(line) for line in (tmp_path / "small.jsonl").read_text().splitlines()]

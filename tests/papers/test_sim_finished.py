@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-import afflux.sim.runs.compare
+import afflux.lab.runs.compare
+from afflux.lab.outcomes import Outcome, load_outcomes
+from afflux.lab.results.finished_runs import FILE, FinishedRuns, Job, line_of
+from afflux.lab.results.run_result import Evaluation
 from afflux.rules.specs import parse_rule
-from afflux.sim.papers.outcomes import Outcome, load_outcomes
-from afflux.sim.results.finished_runs import FILE, FinishedRuns, Job, line_of
-from afflux.sim.results.run_result import Evaluation
 from afflux.sim.workload.config import SimConfig
 from bench.papers import table_pages
 from bench.papers.command import app
@@ -77,7 +77,7 @@ def small(monkeypatch):
     names = ("ca2fl", "mf_ca2fl:bits=8:codec=affine", "mf_ca2fl:bits=2:codec=affine", "mf_ca2fl:bits=2:codec=rotated")
     monkeypatch.setattr(table_pages, "CODEC_RULES", names)
     monkeypatch.setattr(table_pages, "CODEC_SETTINGS", {"digits": ("logreg", 40, 10)})
-    made, run_paired = [], afflux.sim.runs.compare.simulate
+    made, run_paired = [], afflux.lab.runs.compare.simulate
 
     def counted(specs, seed, config, **options):
         made.append((specs[0].label, seed))
@@ -85,7 +85,7 @@ def small(monkeypatch):
             raise KeyboardInterrupt
         return run_paired(specs, seed, config, **options)
 
-    monkeypatch.setattr(afflux.sim.runs.compare, "simulate", counted)
+    monkeypatch.setattr(afflux.lab.runs.compare, "simulate", counted)
     return made
 
 

@@ -17,7 +17,7 @@ from afflux.sim.data import read_data_set
 from afflux.sim.data.cifar_pickle import read_batch
 from afflux.sim.data.files import MOST_BYTES
 from afflux.sim.data.formats import read_idx, read_npz, read_records, read_table
-from afflux.sim.papers.leaf import LeafFile, read_leaf
+from afflux.sim.data.leaf import LeafFile, read_leaf
 from afflux.sim.workload.availability import read_columns
 from conftest import check_refused
 from surroundings import traced_memory_below

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afflux.sim.data import LAYOUTS, _read, read_data_set
+from afflux.sim.data import LAYOUTS, _read, read_data_set, text_set
 from afflux.sim.data.image_set import channel_moments
-from afflux.sim.papers import text_set
-from afflux.sim.papers.text_set import ALPHABET, decode, encode
+from afflux.sim.data.text_set import ALPHABET, decode, encode
 from afflux.sim.workload.inputs import content_digest
 from conftest import check_refused
 
@@ -178,7 +177,7 @@ def test_a_folder_without_the_data_set(tmp_path, monkeypatch, name):
     monkeypatch.delenv("AFFLUX_DATA", raising=False)
     check_refused(f"data '{name}' is read from files: give their folder with --data-dir", read_data_set, name)
     check_refused("there is no folder", read_data_set, name, tmp_path / "absent")
-    check_refused(rf"data '{name}': .* has none of: \S.*docs/data\.md", read_data_set, name, tmp_path)
+    check_refused(rf"data '{name}': .* has none of: \S.*docs/reference/data\.md", read_data_set, name, tmp_path)
     monkeypatch.setenv("AFFLUX_DATA", str(tmp_path))
     check_refused("has none of", read_data_set, name)
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from afflux.lab.results.run_result import params_sha256
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.clients.schedule import Arrival, Dispatch, Dropout
 from afflux.sim.clients.training import SerialTraining
 from afflux.sim.loop import PushedUpdate
-from afflux.sim.results.run_result import params_sha256
 from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from made_runs import run, run_paired

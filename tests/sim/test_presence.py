@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from afflux.cli.simulator import app
+from afflux.cli.lab.app import app
+from afflux.lab.results.audit_log import AuditOutput, read_audit_log
+from afflux.lab.results.finished_runs import Job
+from afflux.lab.results.run_folder import describe_setting
+from afflux.lab.runs.recorder import RecordedServer
+from afflux.lab.runs.run_checkpoint import InterruptedRun, interrupted_run
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError
 from afflux.sim.clients import schedule
 from afflux.sim.clients.schedule import Arrival, Dispatch, Draws, Dropout, schedule_events
 from afflux.sim.clients.training import SerialTraining
-from afflux.sim.results.audit_log import AuditOutput, read_audit_log
-from afflux.sim.results.finished_runs import Job
-from afflux.sim.results.run_folder import describe_setting
-from afflux.sim.runs.recorder import RecordedServer
-from afflux.sim.runs.run_checkpoint import InterruptedRun, interrupted_run
 from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.availability import Diurnal, Dropouts, ReadyTimes
 from afflux.sim.workload.config import SimConfig

@@ -192,7 +192,7 @@ def test_k_async_is_refill_k_with_all_clients_at_once():
 def test_the_settings_are_options_of_the_command_line(tmp_path):
     from typer.testing import CliRunner
 
-    from afflux.cli.simulator import app
+    from afflux.cli.lab.app import app
 
     settings = "--model logreg --arrivals 10 --protocol rounds --stale-models 2 --sampling biased"
     clients = "--partition classes --classes 3 --client-optimizer scaffold --steps-law uniform --examples batch"

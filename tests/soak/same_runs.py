@@ -70,7 +70,10 @@ GRID = f"--rules fedbuff,own.py:rule {SMALL} --arrivals 60 --jobs 1 --grid clien
 READ = """
 import sys
 from pathlib import Path
-from afflux.sim import read_audit_log
+try:
+    from afflux.lab import read_audit_log
+except ImportError:  # of before there was a laboratory
+    from afflux.sim import read_audit_log
 for path in sorted(Path(sys.argv[1]).rglob("audit/*.jsonl")):
     log = read_audit_log(path)
     print(log.header.label, log.header.config["arrivals"], None if log.end is None else log.end.params_sha256)

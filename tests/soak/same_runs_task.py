@@ -10,7 +10,12 @@ import torch
 from torch import nn
 
 from afflux.rules import fedbuff
-from afflux.sim import Simulation, Task, classification, fedprox, partitioned, scaffold, sgd
+from afflux.sim import Task, classification, fedprox, partitioned, scaffold, sgd
+
+try:
+    from afflux.lab import Simulation
+except ImportError:  # of before there was a laboratory
+    from afflux.sim import Simulation
 
 CLASSES, FEATURES = 4, 8
 rng = np.random.default_rng(0)

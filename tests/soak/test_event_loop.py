@@ -13,7 +13,7 @@ ARRIVALS = int(os.environ.get("AFFLUX_ARRIVALS", "1000000"))
 PROGRAM = """
 import resource, sys, time
 import torch
-from afflux.sim import Simulation
+from afflux.lab import Simulation
 
 class Vector(torch.nn.Module):
     def __init__(self):

@@ -30,7 +30,7 @@ def invoke(*arguments, input=""):
     if command_line[0] in SIMULATOR:
         from typer.testing import CliRunner
 
-        from afflux.cli.simulator import app
+        from afflux.cli.lab.app import app
 
         return CliRunner().invoke(app, command_line, input=input)
     stdout, stderr, code = io.StringIO(), io.StringIO(), 0

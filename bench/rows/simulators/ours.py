@@ -1,4 +1,4 @@
-"""afflux's simulation of a workload, `afflux.sim.Simulation`, in one process."""
+"""afflux's simulation of a workload, `afflux.lab.Simulation`, in one process."""
 
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -16,7 +16,8 @@ def no_evaluation(module: object) -> tuple[float, float]:
 
 def ours(work: Workload, *, compile: bool = False) -> Callable[[], Run]:
     """Return runs of FedBuff; the setup of a run is timed, too."""
-    from afflux.sim import Simulation, sgd
+    from afflux.lab import Simulation
+    from afflux.sim import sgd
 
     made = Simulation(
         seeded(work.make_model),

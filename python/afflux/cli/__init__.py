@@ -11,7 +11,7 @@ from afflux.cli import bench, listings, plan, selftest, store
 from afflux.cli.common import Parser, report_errors
 from afflux.sim import interrupts
 
-#: The simulator's commands, in `afflux.cli.simulator`; they need packages of the extra `sim`.
+#: The simulator's commands, in `afflux.cli.lab.app`; they need packages of the extra `lab`.
 SIMULATOR = {
     "demo": "A rule of each paper on handwritten digits; a run that is killed and resumed.",
     "compare": "Compare aggregation rules in one simulation.",
@@ -55,8 +55,8 @@ def main() -> None:
         if not {*command_line[:1]} & SIMULATOR.keys():
             run_core(command_line)
         elif find_spec("typer") is None:
-            sys.exit(f"afflux: {command_line[0]} needs typer: pip install 'afflux[sim]'")
+            sys.exit(f"afflux: {command_line[0]} needs typer: pip install 'afflux[lab]'")
         else:
-            from afflux.cli.simulator import app
+            from afflux.cli.lab.app import app
 
             app()

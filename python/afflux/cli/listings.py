@@ -61,7 +61,7 @@ def rules(arguments: Namespace) -> None:
 
 def papers(arguments: Namespace) -> None:
     """Print the papers' experiments (see PAPERS_HELP)."""
-    from afflux.sim.papers.presets import registry
+    from afflux.lab.presets import registry
 
     name = arguments.name
     for line in registry.describe_all() if name is None else registry.describe(registry.find_preset(name)):

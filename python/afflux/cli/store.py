@@ -309,7 +309,7 @@ def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, whole: None
         return
 
-    from afflux.cli.terminal import open_console
+    from afflux.cli.lab.terminal import open_console
 
     console = open_console(stderr=True)
     columns = (TextColumn(title), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())

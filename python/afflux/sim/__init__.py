@@ -11,11 +11,6 @@ if TYPE_CHECKING:
     from afflux.sim.errors import DivergedError as DivergedError
     from afflux.sim.errors import MissingExtraError as MissingExtraError
     from afflux.sim.errors import TrainingError as TrainingError
-    from afflux.sim.papers.grid import tune as tune
-    from afflux.sim.results.audit_log import read_audit_log as read_audit_log
-    from afflux.sim.results.simulation_results import read_results as read_results
-    from afflux.sim.runs.library import Simulation as Simulation
-    from afflux.sim.runs.library import resume as resume
     from afflux.sim.workload.evaluation import classification as classification
     from afflux.sim.workload.metrics import Metric as Metric
     from afflux.sim.workload.task import Task as Task
@@ -27,10 +22,6 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "errors": ("ConfigError", "DivergedError", "MissingExtraError", "TrainingError"),
-    "papers.grid": ("tune",),
-    "results.audit_log": ("read_audit_log",),
-    "results.simulation_results": ("read_results",),
-    "runs.library": ("Simulation", "resume"),
     "workload.evaluation": ("classification",),
     "workload.metrics": ("Metric",),
     "workload.task": ("Task", "fedprox", "partitioned", "scaffold", "sgd"),

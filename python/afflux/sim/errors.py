@@ -9,9 +9,11 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.errors import ConfigError as ConfigError
 from afflux.ops.validation import raise_if_from_signal
 
-#: Modules that the simulator imports, and the packages of the extra `sim` that hold them.
+#: Modules that the laboratory and the simulator import, and the packages of the extra `lab` that hold them.
 EXTRA = {name: name for name in ("torch", "sklearn", "matplotlib", "rich", "pandas", "jinja2", "safetensors")}
 EXTRA |= {"sklearn": "scikit-learn", "jinja2": "Jinja2"}
+#: Those of the extra `sim`.
+OF_SIMULATOR = {"torch", "sklearn"}
 
 
 class TrainingError(AffluxError):
@@ -63,4 +65,5 @@ def require(*modules: str) -> None:
     """Raise MissingExtraError, before any work is done, unless all `modules` can be imported."""
     missing = [EXTRA[module] for module in modules if find_spec(module) is None]
     if missing:
-        raise MissingExtraError(f"the simulator needs {', '.join(missing)}: pip install 'afflux[sim]'")
+        extra = "sim" if OF_SIMULATOR.issuperset(modules) else "lab"
+        raise MissingExtraError(f"the simulator needs {', '.join(missing)}: pip install 'afflux[{extra}]'")

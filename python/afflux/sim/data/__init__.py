@@ -14,8 +14,8 @@ DIGITS = "digits"
 #: Layouts of the files, or the name of those of a data set whose examples have owners.
 LAYOUTS: Mapping[str, Sequence[FileLayout[Any]] | str] = {
     **image_set.LAYOUTS,
-    "femnist": "afflux.sim.papers.leaf:FEMNIST",
-    "shakespeare": "afflux.sim.papers.text_set:LAYOUTS",
+    "femnist": "afflux.sim.data.leaf:FEMNIST",
+    "shakespeare": "afflux.sim.data.text_set:LAYOUTS",
 }
 DATA_SETS = (DIGITS, *LAYOUTS)
 

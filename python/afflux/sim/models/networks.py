@@ -166,7 +166,7 @@ NETWORKS: Mapping[str, Network | str] = {
     "wkafl-cnn": partial(_convolutional, kernel=5, channels=(32, 64), units=(512,), pool_first=True),
     # WKAFL's "dense layer with 16000 units" is the first linear layer: it has 16000 inputs for images of 84x84 pixels.
     "wkafl-celeba": partial(_convolutional, kernel=4, channels=(10,), units=(100,), least=5, pool_first=True),
-    "resnet18-bn": "afflux.sim.papers.networks:resnet18_bn",
-    "resnet18-gn": "afflux.sim.papers.networks:resnet18_gn",
-    "char-lstm": "afflux.sim.papers.networks:char_lstm",
+    "resnet18-bn": "afflux.sim.models.paper_networks:resnet18_bn",
+    "resnet18-gn": "afflux.sim.models.paper_networks:resnet18_gn",
+    "char-lstm": "afflux.sim.models.paper_networks:char_lstm",
 }

@@ -19,7 +19,7 @@ from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
 from afflux.sim.errors import note_on_errors
 from afflux.sim.models import build_model
-from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SimConfig
+from afflux.sim.workload.config import IMAGES, MADE_IN_PYTHON, SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.ignored_settings import SETTINGS, refuse_ignored_settings
 from afflux.sim.workload.inputs import content_digest
@@ -97,11 +97,10 @@ def _digest_of_files(data: ImageSet) -> str | None:
     return content_digest(data.files()) if data.files else None
 
 
-#: Functions that make tasks by name, or MODULE:FUNCTION, which is imported at its first use; see `register_task`.
+#: Functions that make tasks by name, or MODULE:FUNCTION, which is imported at its first use; `afflux.lab` adds those
+#: of papers, `register_task` those of users.
 TASKS: dict[str, Callable[..., Task] | str] = {
     IMAGES: image_task,
-    PAPERS: "afflux.sim.papers.paper_task:paper_task",
-    LORA: "afflux.sim.papers.lora_task:lora_task",
 }
 
 

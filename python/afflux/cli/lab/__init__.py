@@ -1,0 +1,1 @@
+"""The commands of the laboratory: `afflux demo`, `compare` and `run`, by typer."""

@@ -1,0 +1,187 @@
+"""Shared by the simulator's commands: options, which typer reads, and settings of presets and tasks."""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from afflux.cli.common import report_errors
+from afflux.lab.presets.registry import find_preset
+from afflux.ops.errors import ConfigError
+from afflux.rules.specs import RuleSpec, parse_rule, rule_parameters
+from afflux.sim.errors import EXTRA, require
+from afflux.sim.workload.config import SimConfig, unlimit_arrivals, unread_settings
+
+#: The settings in the output of --help; --help-all prints all of them.
+COMMON = (
+    *("task", "data", "data_dir", "model", "num_clients", "concurrency", "arrivals", "rounds", "delays"),
+    *("partition", "alpha", "client_optimizer", "client_lr", "local_steps", "batch_size", "eval_every", "target"),
+)
+#: Lines are not broken behind it.
+HYPHEN = "\N{NON-BREAKING HYPHEN}"
+BufferSize = Annotated[int | None, typer.Option(help="Arrivals per server step, for rules with a buffer; default 10.")]
+Paper = Annotated[
+    str | None,
+    typer.Option(help="Settings of a paper's experiment (afflux papers lists them); other options override them."),
+]
+ServerLr = Annotated[float | None, typer.Option(help="Server learning rate, for the rules that have one.")]
+OutFolder = Annotated[Path | None, typer.Option(help="Run folder; default runs/<date and time>.")]
+Processes = Annotated[int | None, typer.Option(min=1, help="Number of processes; default: one per CPU.")]
+
+
+def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameter `config` of `command(config, context, ...)` by one option for each field of SimConfig.
+
+    The settings of the preset `paper`, if it is not None, replace the defaults.
+    """
+    names = [field.name for field in fields(SimConfig)]
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+    def annotation(field: Any) -> Any:
+        option = typer.Option(help=_whole(field.metadata["help"]), hidden=field.name not in COMMON)
+        return Annotated[str if field.type == int | str else field.type, option]
+
+    options: dict[str, tuple[Any, Any]] = {one.name: (annotation(one), one.default) for one in fields(SimConfig)}
+    more = typer.Option("--help-all", is_eager=True, callback=_print_all, help="Show all options and exit.")
+    options["help_all"] = Annotated[bool, more], False
+    settings = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in options.items()
+    ]
+
+    def wrapped(*, help_all: bool, context: typer.Context, **given: Any) -> None:
+        with report_errors():
+            settings = {name: given.pop(name) for name in names}
+            if given["paper"] is not None:
+                values = find_preset(given["paper"]).values()
+                settings |= {name: value for name, value in values.items() if not is_on_command_line(context, name)}
+                for name in unread_settings(settings):  # a value of the preset beside another one of the command line
+                    if not is_on_command_line(context, name):
+                        settings[name] = getattr(SimConfig, name)
+            unlimit_arrivals(settings, is_on_command_line(context, "arrivals"))
+            command(SimConfig(**settings), context, **given)
+
+    wrapped.__name__ = command.__name__
+    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    signature = inspect.Signature([*keyword_only, *settings])
+    wrapped.__signature__ = signature  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    return wrapped
+
+
+class Command(typer.core.TyperCommand):
+    """A command that takes each option once, unless the option is a list, and does not break names at hyphens."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line; an option that is given twice is an error."""
+        *_, order = self.make_parser(ctx).parse_args([*args])
+        if twice := [option for option in order if order.count(option) > 1 and not option.multiple]:
+            ctx.fail(f"{twice[0].opts[0]} is given twice")
+        return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help, in which the hyphens are those that one types."""
+        return super().get_help(ctx).replace(HYPHEN, "-")
+
+
+def _whole(text: str) -> str:
+    return re.sub(r"(?<=\w)-(?=\w)", HYPHEN, text)
+
+
+def _print_all(context: typer.Context, wanted: bool) -> None:
+    """Print the help with the rare options, too."""
+    if wanted:
+        for parameter in context.command.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+def is_on_command_line(context: typer.Context, name: str) -> bool:
+    """Return whether a parameter was given on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def settings_for_task(context: typer.Context, config: SimConfig, rules: list[RuleSpec]) -> SimConfig:
+    """Return the settings, by default with the delays of the task itself; see `checked_settings`."""
+    require(*EXTRA)
+    from afflux.sim.setup import checked_settings
+
+    typed = [field.name for field in fields(SimConfig) if is_on_command_line(context, field.name)]
+    return checked_settings(config, typed, rules)
+
+
+def refuse_other_options(context: typer.Context, flag: str, *allowed: str) -> None:
+    """Raise ConfigError if the command line has options other than `allowed` and `flag`, which resumes a run."""
+    for name in context.params:
+        if name not in allowed and is_on_command_line(context, name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} was given, but {flag} continues with the settings of the run"
+            )
+
+
+def split_rules(rules: str) -> list[str]:
+    """Split rules at commas, but not inside parentheses, as in hinge(10,4)."""
+    return re.split(r",(?![^(]*\))", rules)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read seeds separated by commas; raise ConfigError if they are not different whole numbers from 0 on."""
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"seeds are whole numbers separated by commas, not {text!r}") from None
+    if len(set(seeds)) != len(seeds) or min(seeds) < 0:
+        raise ConfigError(f"seeds must be 0 or more and different, not {text!r}")
+    return seeds
+
+
+def rule_of_preset(
+    name: str, rule: str | None, buffer_size: int | None, server_lr: float | None
+) -> tuple[str, int | None, float | None]:
+    """Complete the options of the command line by those of a preset; the options of the command line have priority.
+
+    A rule of the command line takes the preset's buffer size, if it has one, and its own learning rate.
+    """
+    preset = find_preset(name)
+    text = preset.rule.value if rule is None else rule
+    spec = parse_rule(text)
+    if buffer_size is None and preset.buffer_size is not None:
+        free = "buffer_size" in rule_parameters(spec.name) and "buffer_size" not in dict(spec.options)
+        buffer_size = preset.buffer_size.value if free else None
+    if server_lr is None and rule is None and preset.server_lr is not None:
+        server_lr = preset.server_lr.value
+    return text, buffer_size, server_lr
+
+
+def rules_of_preset(
+    name: str, rules: list[str], default: bool, buffer_size: int | None, server_lr: float | None
+) -> tuple[list[str], int | None]:
+    """Complete the rules of `afflux compare` and their buffer size by those of a preset.
+
+    Args:
+        name: of the preset.
+        rules: of the command line, or the default ones.
+        default: whether they are the default ones; then the preset's own rule comes before them.
+        buffer_size: of the command line, which has priority.
+        server_lr: of the command line, which has priority.
+
+    Returns:
+        The rules, and the buffer size for all rules that have one.
+    """
+    preset = find_preset(name)
+    if default:
+        preset_rule = preset.rule.value
+        if preset.server_lr is not None and server_lr is None:
+            preset_rule += f":server_lr={preset.server_lr.value}"
+        rules = [preset_rule, *(rule for rule in rules if rule != parse_rule(preset_rule).name)]
+    if buffer_size is None and preset.buffer_size is not None:
+        specs = [parse_rule(rule) for rule in rules]
+        if any("buffer_size" in rule_parameters(one.name) and "buffer_size" not in dict(one.options) for one in specs):
+            buffer_size = preset.buffer_size.value
+    return rules, buffer_size

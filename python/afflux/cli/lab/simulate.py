@@ -1,0 +1,246 @@
+"""`afflux compare` and `run`: they make runs, show their progress and print results."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from afflux.cli.common import echo, parse_rules
+from afflux.cli.lab.settings import (
+    BufferSize,
+    OutFolder,
+    Paper,
+    Processes,
+    ServerLr,
+    is_on_command_line,
+    parse_seeds,
+    refuse_other_options,
+    rule_of_preset,
+    rules_of_preset,
+    settings_for_task,
+    split_rules,
+    with_config_options,
+)
+from afflux.ops.errors import ConfigError
+from afflux.ops.validation import printable
+from afflux.rules import RULES
+from afflux.rules.specs import RuleSpec
+from afflux.sim import interrupts
+from afflux.sim.errors import EXTRA, require
+from afflux.sim.workload.config import SimConfig
+
+if TYPE_CHECKING:
+    from afflux.lab.results.simulation_results import SimulationResults
+
+COMPARE_HELP = f"""Compare aggregation rules in one simulation.
+
+With one seed every rule sees the same clients, delays and batches. \
+A rule is written NAME or NAME:OPTION=VALUE:OPTION=VALUE; `afflux rules` explains each. \
+LABEL=RULE calls it LABEL in tables and figures. \
+NAME may be path/to/file.py:FUNCTION: that file is executed, as your own code.
+
+Rules: {", ".join(RULES)}
+
+\b
+Examples:
+  afflux compare --rules fedbuff,fedasync,ca2fl --data digits
+  afflux compare --rules 'fedbuff,fedbuff:staleness=hinge(10,4)' --seeds 0,1,2
+  afflux compare --rules fedbuff,wkafl,fadas --paired
+  afflux compare --rules fedbuff,fadas --grid client_lr=.01,.1 --out runs/tuned
+  afflux compare --rules fedbuff,fadas --grid client_lr=.001..1 --trials 6 --out runs/tuned
+  afflux compare --paper ca2fl-cnn --data-dir ~/data --rounds 100
+  afflux compare --rules fedbuff,ca2fl --task my_tasks.py:function --rounds 200
+"""
+RUN_HELP = """Simulate one aggregation rule with one seed.
+
+\b
+Examples:
+  afflux run --rule fedbuff
+  afflux run --rule fedasync:alpha=0.3 --delays fadas-mild --out runs/mild
+  afflux run --rule mf_ca2fl:bits=2:codec=rotated
+  afflux run --paper ca2fl-cnn --data-dir ~/data --rounds 100
+  afflux run --rule ca2fl --store runs/ca2fl.store
+  afflux run --resume runs/ca2fl.store
+"""
+DEFAULT_RULES = ["fedbuff", "fedasync", "ca2fl"]
+RULES_OPTION = (
+    f"Separated by commas; default {', '.join(DEFAULT_RULES)}. With --paper, all rules have the preset's settings; "
+    "its own rule comes first if --rules is not given."
+)
+PAIRED = (
+    "All rules get the same updates, of clients that train from the params of the first rule: compares only the "
+    "aggregation, not how clients would learn under the other rules."
+)
+RULE = "The rule; options follow it after colons: mf_ca2fl:bits=2:server_lr=1."
+STORE = "New folder in which the server is kept, with all that --resume needs to continue an interrupted run."
+RESUME = (
+    "Continue an interrupted run in its run folder (give --out if the folder has moved), to the same bits. "
+    "A rule file is executed only if you name it again: --rule FILE.py:FUNCTION."
+)
+CHECKPOINT_EVERY = "With --store: seconds between two checkpoints; 0: after every event. Also on Ctrl-C and SIGTERM."
+
+TENSORBOARD = "Write TensorBoard's event files into the run folder during the run; needs the package tensorboard."
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD, hidden=True)]
+SAVE_EVERY = (
+    "If not 0: save the model after each so many arrivals in models/ of the run folder, beside that of the end."
+)
+SaveEvery = Annotated[int, typer.Option(min=0, help=SAVE_EVERY, hidden=True)]
+GRID = (
+    "NAME=VALUE,VALUE,...: a setting such as client_lr, an option of the rules that have it such as server_lr, or "
+    "RULE.NAME, which replaces NAME for this rule; repeatable. Each rule is run with all combinations and the first "
+    "seed on a validation part, its best one then with all seeds on the test part. The same command continues in --out."
+)
+TRIALS = (
+    "With --grid: so many random settings, the same for all rules. NAME=LOW..HIGH is a range: floats are drawn "
+    "log-uniformly if LOW > 0, other numbers uniformly; of NAME=VALUE,... each value has the same chance."
+)
+WORKERS = "Processes of each run that train, with the same bits; ray: tasks of Ray."
+
+
+def _workers(value: str | int) -> Any:
+    text = str(value)  # typer parses the default, a number, too
+    if text == "ray":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text} is not a number of at least 1, or ray")
+    return int(text)
+
+
+TrainingWorkers = Annotated[Any, typer.Option("--workers", parser=_workers, metavar="N", help=WORKERS)]
+
+
+def make_runs(
+    specs: list[RuleSpec],
+    seeds: list[int],
+    config: SimConfig,
+    out: Path | None,
+    *,
+    paired: bool = False,
+    **options: Any,
+) -> "tuple[Path, SimulationResults]":
+    """Make all runs into `out`, with `options` of `Simulation.run`; return the run folder and the results."""
+    require(*EXTRA)
+    from afflux.cli.lab.terminal import show_progress
+    from afflux.lab.results.run_folder import dated_folder
+    from afflux.lab.runs.library import Simulation
+
+    simulation, folder = Simulation.of(config, specs, seeds, paired=paired), out or dated_folder()
+    titles = [job.title for job in simulation.jobs]
+    with show_progress(titles, config.arrivals) as watch:
+        return folder, simulation.run(out=folder, watch=watch, **options)
+
+
+def _print_results(folder: Path, results: "SimulationResults") -> None:
+    """Print the settings, the table of results and the name of the run folder."""
+    from afflux.cli.lab import terminal
+    from afflux.lab.results import run_folder
+
+    screen = terminal.open_console()
+    screen.print(run_folder.describe_setting(results.config, results, results.failures))
+    screen.print(terminal.fitting_table(results, results.config, screen))
+    screen.print(printable(f"wrote {folder}/"), soft_wrap=True)
+
+
+@with_config_options
+def compare(
+    config: SimConfig,
+    context: typer.Context,
+    rules: Annotated[str | None, typer.Option(help=RULES_OPTION)] = None,
+    paper: Paper = None,
+    seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
+    paired: Annotated[bool, typer.Option("--paired", help=PAIRED)] = False,
+    jobs: Processes = None,
+    workers: TrainingWorkers = 1,
+    buffer_size: BufferSize = None,
+    server_lr: ServerLr = None,
+    tensorboard: TensorBoard = False,
+    save_every: SaveEvery = 0,
+    grid: Annotated[list[str] | None, typer.Option(help=GRID)] = None,
+    trials: Annotated[int, typer.Option(min=0, help=TRIALS)] = 0,
+    out: OutFolder = None,
+) -> None:
+    """Compare rules (see COMPARE_HELP)."""
+    chosen = DEFAULT_RULES if rules is None else split_rules(rules)
+    if paper is not None:
+        chosen, buffer_size = rules_of_preset(paper, chosen, rules is None, buffer_size, server_lr)
+    specs = parse_rules(chosen, buffer_size=buffer_size, server_lr=server_lr)
+    config = settings_for_task(context, config, specs)
+    if grid:
+        if paired or tensorboard or save_every:
+            raise ConfigError("--grid makes runs of its own, without --paired, --tensorboard and --save-every")
+        from afflux.cli.lab.terminal import show_progress
+        from afflux.lab.grid import command, grid_page, parse_grid, run_grid
+        from afflux.lab.publishing import publish
+
+        axes, numbers = parse_grid(grid), parse_seeds(seeds)
+        with interrupts.deferred():
+            page, folder = publish(
+                out,
+                lambda measure: grid_page(run_grid(specs, axes, numbers, config, measure, trials)),
+                command(specs, axes, numbers, config, trials),
+                processes=jobs,
+                workers=workers,
+                show=show_progress,
+            )
+        echo(page.markdown)
+        echo(f"wrote {folder}/")
+        return
+    if trials:
+        raise ConfigError("--trials is the number of settings of a grid; give --grid")
+    from afflux.lab.runs.compare import default_processes
+
+    options = {"processes": jobs or default_processes(workers), "workers": workers}
+    options |= {"tensorboard": tensorboard, "save_every": save_every}
+    _print_results(*make_runs(specs, parse_seeds(seeds), config, out, paired=paired, **options))
+
+
+@with_config_options
+def run(
+    config: SimConfig,
+    context: typer.Context,
+    rule: Annotated[str | None, typer.Option(help=RULE)] = None,
+    paper: Paper = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
+    buffer_size: BufferSize = None,
+    server_lr: ServerLr = None,
+    workers: TrainingWorkers = 1,
+    tensorboard: TensorBoard = False,
+    save_every: SaveEvery = 0,
+    store: Annotated[Path | None, typer.Option(help=STORE)] = None,
+    resume: Annotated[Path | None, typer.Option(help=RESUME)] = None,
+    checkpoint_every: Annotated[float, typer.Option(min=0, help=CHECKPOINT_EVERY, hidden=True)] = 10.0,
+    out: OutFolder = None,
+) -> None:
+    """Simulate one rule (see RUN_HELP)."""
+    if resume is not None:
+        refuse_other_options(
+            *(context, "--resume", "resume", "checkpoint_every", "out", "rule", "task", "selection"),
+            *("tensorboard", "save_every", "workers"),
+        )
+        require(*EXTRA)
+        from afflux.cli.lab.terminal import show_progress
+        from afflux.lab.results.finished_runs import Job
+        from afflux.lab.runs import library
+        from afflux.lab.runs.run_checkpoint import InterruptedRun
+
+        files = {n: getattr(config, n) for n in ("task", "selection") if is_on_command_line(context, n)}
+        typed = None if rule is None else parse_rules([rule])[0]
+        stored = InterruptedRun(resume, out, typed, **files)
+        shared: dict[str, Any] = {"checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "workers": workers}
+        shared["save_every"] = save_every
+        title = Job(stored.spec, stored.header.seed).title
+        with show_progress([title], stored.config.arrivals) as watch:
+            results = library.resume(stored, watch=watch, **shared)
+        _print_results(stored.output.folder.parent, results)
+        return
+    if store is None and is_on_command_line(context, "checkpoint_every"):
+        raise ConfigError("--checkpoint-every was given, but without --store there are no checkpoints")
+    if paper is not None:
+        rule, buffer_size, server_lr = rule_of_preset(paper, rule, buffer_size, server_lr)
+    if rule is None:
+        raise ConfigError("give --rule or --paper, or --resume to continue a run")
+    specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
+    config = settings_for_task(context, config, specs)
+    options: dict[str, Any] = {"workers": workers, "tensorboard": tensorboard}
+    options |= {"store": store, "checkpoint_every": checkpoint_every, "save_every": save_every}
+    _print_results(*make_runs(specs, [seed], config, out, **options))

@@ -1,0 +1,210 @@
+"""report.html: one page with the results of a run folder, without scripts and without files from other places.
+
+The text is that of the template report.html beside this module. All text that comes from settings, rules, files or
+messages is data: the template escapes it. The page's own policy forbids scripts and resources as well.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from afflux.lab.results import svg
+from afflux.lab.results.curves import COLOURS, SharedSchedule, schedules
+from afflux.lab.results.figures import draw_metric, draw_participation, draw_staleness, draw_weights
+from afflux.lab.results.run_result import RunResult, group_by_rule, seed_statistics
+from afflux.lab.results.statistics import (
+    LEVEL,
+    PairedDifference,
+    p_text,
+    paired_differences,
+    reach_targets,
+    score_of,
+    shown_metrics,
+    shown_target,
+    summary_rows,
+    usual_targets,
+    wilcoxon_note,
+)
+from afflux.sim.workload.metrics import Metric
+
+WIDTH, HEIGHT = 400, 260  #: of a chart, in pixels
+GREY = "#888888"  #: of text and axes, as of the target
+#: Matplotlib's settings of a chart, whose text is text.
+STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "afflux", "font.family": "DejaVu Sans", "font.size": 12}
+STYLE |= {"lines.linewidth": 1.8, "lines.markersize": 5, "axes.edgecolor": GREY, "axes.labelcolor": GREY}
+STYLE |= {"xtick.color": GREY, "ytick.color": GREY, "figure.facecolor": "none", "axes.facecolor": "none"}
+#: Matplotlib's colours, and those of the page, which are others in the dark.
+PAGE_COLOURS = {GREY: "soft", "#dddddd": "rule"}
+PAGE_COLOURS |= {colour.picture.lower(): f"c{number}" for number, colour in enumerate(COLOURS)}
+MOST_PAIRS = 45  #: the most pairs of rules in the table of differences: those of ten rules
+
+Groups = Mapping[str, Sequence[RunResult]]
+TextRows = list[list[str]]
+
+
+def render_report(
+    results: Sequence[RunResult], setting: str, target: float, configuration: Mapping[str, Any], logs: Mapping[str, str]
+) -> str:
+    """Return the page.
+
+    Args:
+        results: one for each rule and seed; at least one.
+        setting: the settings in one line.
+        target: score that the settings name.
+        configuration: the content of config.json.
+        logs: SHA-256 of each audit log, by file name.
+    """
+    groups, metric, goal = group_by_rule(results), score_of(results), shown_target(results, target)
+    differences = [row for row in paired_differences(results) if row.seeds > 1]
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html").render(
+        colours=COLOURS,
+        svg=svg,
+        size=(WIDTH, HEIGHT),
+        labels=list(groups),
+        runs=results,
+        setting=setting,
+        metric=metric,
+        target=None if goal is None else metric.text(goal),
+        level=f"{LEVEL:.0%}",
+        summary=_divided(summary_rows(results, target, brief=False)),
+        curves=list(_curves(groups, shown_metrics(results), goal)),
+        differences=_differences(differences[:MOST_PAIRS], metric),
+        wilcoxon=wilcoxon_note(min((row.seeds for row in differences), default=0)),
+        more_pairs=max(len(differences) - MOST_PAIRS, 0),
+        targets=_targets(results, target),
+        staleness=_staleness(groups),
+        shared_staleness="; ".join(schedule.label for schedule in schedules(groups, "staleness")),
+        participation=[_participation(schedule) for schedule in schedules(groups, "clients")],
+        shares=_shares(groups),
+        rejections=list(_rejections(groups)),
+        configuration=configuration,
+        logs=logs,
+    )
+
+
+def _divided(rows: Sequence[tuple[str, list[str]]]) -> tuple[TextRows, TextRows]:
+    """Return the rows by which rules can be compared; then those of equal numbers, or with the number of one rule."""
+    parts: tuple[TextRows, TextRows] = [], []
+    for title, cells in rows:
+        differs = len({*cells}) > 1 and sum(cell != "-" for cell in cells) > 1
+        parts[0 if differs or len(cells) == 1 else 1].append([title, *cells])
+    return parts
+
+
+class Chart(NamedTuple):
+    """A picture of lines, with the words around it."""
+
+    title: str
+    across: str  #: title of the horizontal axis
+    up: str
+    shapes: Markup  #: elements of SVG
+
+
+def _chart(title: str, draw: Callable[[Axes], None], labels: Mapping[int, str]) -> Chart:
+    """Return the chart that `draw` draws; each line has the label of its series, by number."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), layout="constrained")
+        axes = figure.subplots()
+        draw(axes)
+        for line in axes.lines:
+            line.set_gid(f"line{line.get_label()}")
+        across, up = axes.get_xlabel(), axes.get_ylabel()
+        axes.set(title="", ylabel="")
+        file = StringIO()
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    text = " ".join(file.getvalue().split())
+    text = text[text.index("</style>") :].partition("</defs>")[2].rpartition("</svg>")[0]
+    for colour, name in PAGE_COLOURS.items():
+        text = text.replace(colour, f"var(--{name})")
+    for number, label in labels.items():
+        text = text.replace(f'<g id="line_{number}">', f"<g><title>{escape(label)}</title>")
+    text = re.sub(r' id="[\w.]+_\w+"', "", text)  # other charts have the same ids
+    return Chart(title, across, up, Markup(text))
+
+
+def _curves(groups: Groups, metrics: Sequence[Metric], target: float | None) -> Iterator[Chart]:
+    for x, metric in (("rounds", metrics[0]), *(("time", metric) for metric in metrics)):
+        title = f"{metric.words[0].upper()}{metric.words[1:]} over {'rounds' if x == 'rounds' else 'virtual time'}"
+        goal = target if metric is metrics[0] else None
+        draw = partial(draw_metric, metric=metric, x=x, groups=groups, target=goal)
+        yield _chart(title, draw, dict(enumerate(groups)))
+
+
+def _differences(differences: Sequence[PairedDifference], metric: Metric) -> list[list[Any]]:
+    text = partial(metric.difference, sign="+")
+    largest = max((max(abs(row.low), abs(row.high)) for row in differences), default=0.0)
+    return [
+        [
+            f"{row.first} − {row.second}",
+            text(row.mean),
+            f"{text(row.low)} to {text(row.high)}" if row.low < row.high else "none: equal in all seeds",
+            svg.interval(row.mean, row.low, row.high, largest),
+            str(row.seeds),
+            p_text(row.p_holm),
+            p_text(row.p_wilcoxon),
+        ]
+        for row in differences
+    ]
+
+
+def _targets(results: Sequence[RunResult], target: float) -> dict[str, TextRows]:
+    tables: dict[str, TextRows] = {}
+    targets, metric = usual_targets(results, target), score_of(results)
+    for title, name, digits in (("rounds to", "rounds", 0), ("virtual time to", "virtual_time", 1)):
+        rows = {goal: [metric.text(goal)] for goal in targets}
+        for hit in reach_targets(results, targets):
+            rows[hit.target].append(getattr(hit, name).text(hit.runs, digits))
+        tables[title] = list(rows.values())
+    return tables if targets else {}
+
+
+def _staleness(groups: Groups) -> tuple[Chart, Chart]:
+    shared = {schedule.first: schedule.label for schedule in schedules(groups, "staleness")}
+    return (
+        _chart("Staleness of the arrivals", partial(draw_staleness, groups=groups), shared),
+        _chart("Weight by staleness", partial(draw_weights, groups=groups), dict(enumerate(groups))),
+    )
+
+
+def _participation(schedule: SharedSchedule) -> list[str]:
+    label, _, runs = schedule
+    rows = [run.participation for run in runs]
+    cells = [label]
+    for name, digits in (("clients", 0), ("least", 0), ("median", 1), ("most", 0), ("gini", 3), ("busiest_tenth", 3)):
+        over_seeds = seed_statistics([float(getattr(row, name)) for row in rows])
+        cells.append(over_seeds.text(len(runs), digits))
+    return cells
+
+
+def _shares(groups: Groups) -> Chart:
+    shared = {schedule.first: schedule.label for schedule in schedules(groups, "clients")}
+    title = f"Share of the arrivals, seed {next(iter(groups.values()))[0].seed}"
+    return _chart(title, partial(draw_participation, groups=groups), shared)
+
+
+def _rejections(groups: Groups) -> Iterator[list[str]]:
+    for label, runs in groups.items():
+        for title, counts in (
+            ("decision", [run.decisions for run in runs]),
+            ("rejected by the rule", [run.totals.rejected for run in runs]),
+            ("rounds without a step", [{"all arrivals rejected": run.totals.skipped} for run in runs]),
+        ):
+            reasons = sum(map(Counter, counts), Counter[str]())
+            yield from ([label, title, reason, str(count)] for reason, count in reasons.items())

@@ -1,0 +1,291 @@
+"""The results of a simulation of several rules and seeds: histories, statistics, data frames, figure, run folder."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from afflux.lab.results import run_folder
+from afflux.lab.results.audit_log import FOLDER, file_stem, read_audit_log
+from afflux.lab.results.finished_runs import FILE, FailedRun, Runs, all_lines, line_key, read_line, split_runs
+from afflux.lab.results.run_result import Evaluation, RunResult, Summary, summarise
+from afflux.lab.results.statistics import (
+    LEVEL,
+    PairedDifference,
+    TargetStatistics,
+    data_frame,
+    latex_table,
+    paired_differences,
+    reach_targets,
+    usual_targets,
+)
+from afflux.ops.errors import ConfigError
+from afflux.ops.validation import known
+from afflux.sim.errors import errors_of_writing, require
+from afflux.sim.workload.config import OF_CLIENTS, SimConfig
+from afflux.sim.workload.ignored_settings import SETTINGS
+
+
+class SimulationResults(tuple[RunResult, ...]):
+    """The results of all runs, seed by seed, in the order of the rules."""
+
+    config: SimConfig  #: the settings of the runs
+    failures: tuple[FailedRun, ...]  #: the runs without a result: one has diverged, ...
+    varied: tuple[str, ...]  #: the settings in which runs of merged results differ, each a column of tables
+
+    def __new__(
+        cls,
+        runs: Iterable[RunResult],
+        config: SimConfig,
+        failures: Iterable[FailedRun] = (),
+        varied: Iterable[str] = (),
+    ) -> "SimulationResults":
+        """Hold results of runs with these settings."""
+        results = super().__new__(cls, runs)
+        results.config, results.failures, results.varied = config, tuple(failures), tuple(varied)
+        return results
+
+    @classmethod
+    def of_runs(cls, finished: Mapping[int, Runs], config: SimConfig) -> "SimulationResults":
+        """Return the results of runs by index; raise the error of the first run if none has a result."""
+        runs, failures = split_runs(finished)
+        if failures and not runs:
+            raise failures[0].error
+        return cls(runs, config, failures)
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """Return what a copy is made from."""
+        return tuple(self), self.config, self.failures, self.varied
+
+    def merge(self, *others: "SimulationResults", allow: Sequence[str] = ()) -> "SimulationResults":
+        """Return these results and others, which differ from them in nothing but rules and seeds.
+
+        Args:
+            others: further results.
+            allow: names of settings, such as "alpha", that may differ, too. Each that does is a column of the tables of
+                `to_dataframe`, and its value is part of the rules' labels.
+
+        Raises:
+            ConfigError: the settings, or the data of a seed, differ; or a run is in two of the results.
+        """
+        for name in allow:
+            known("setting", name, SETTINGS)
+        varied = {*self.varied}.union(*(_refuse_other_runs(self, other, allow) for other in others))
+        names = [name for name in SETTINGS if name in varied]
+        every = [run for one in (self, *others) for run in _labelled(one, names)]
+        failures = chain.from_iterable(one.failures for one in (self, *others))
+        for run, count in Counter((run.spec.label, run.seed) for run in every).items():
+            if count > 1:
+                raise ConfigError(f"there are {count} runs of {run[0]}, seed {run[1]}: relabel the rule of one first")
+        return SimulationResults(sorted(every, key=lambda run: run.seed), self.config, failures, names)
+
+    def relabel(self, labels: Mapping[str, str]) -> "SimulationResults":
+        """Return the results with other labels of rules, by the present ones; the folder keeps its own.
+
+        Raises:
+            ConfigError: there is no rule with a label, or two rules would have the same one.
+        """
+        present = {run.spec.label for run in self}
+        for label in labels:
+            known("rule", label, present)
+        if len({labels.get(label, label) for label in present}) < len(present):
+            raise ConfigError(f"two rules would have the same label: {', '.join(labels.values())}")
+
+        return SimulationResults((_renamed(run, labels) for run in self), self.config, self.failures, self.varied)
+
+    def of(self, rule: str, seed: int) -> RunResult:
+        """Return the run of the rule with this label and seed; raise KeyError, which lists them, if there is none."""
+        for run in self:
+            if (run.spec.label, run.seed) == (rule, seed):
+                return run
+        raise KeyError(f"no run of {rule!r} with seed {seed!r}; there are {', '.join(map(repr, self.histories))}")
+
+    @property
+    def histories(self) -> dict[tuple[str, int], tuple[Evaluation, ...]]:
+        """The evaluations of each run, by the rule's label and seed."""
+        return {(run.spec.label, run.seed): run.evaluations for run in self}
+
+    def summary(self, target: float | None = None) -> Summary:
+        """Return {rule: {number: mean and deviation over seeds}}, a dict that is printed as a table.
+
+        Args:
+            target: score for the rounds and the time to the target; default: that of the simulation.
+        """
+        return summarise(self, self.config.target if target is None else target)
+
+    def targets(self, *scores: float) -> list[TargetStatistics]:
+        """Return when each rule reached scores first; without arguments, the usual ones that a run has reached."""
+        return reach_targets(self, scores or usual_targets(self, self.config.target))
+
+    def paired_differences(self, number: str = "", level: float = LEVEL) -> list[PairedDifference]:
+        """Return the differences between the rules over the seeds that they share, with Student's intervals.
+
+        Args:
+            number: a name of `RunResult.summary`; default the final score, such as final_accuracy.
+            level: of the intervals.
+
+        Raises:
+            ConfigError: an unknown number, or a level outside (0, 1).
+        """
+        return paired_differences(self, number, level, self.config.target)
+
+    def to_dataframe(self, table: str = "evaluations") -> Any:
+        """Return results as a pandas DataFrame, whose first columns are rule and seed, except for the last two.
+
+        Args:
+            table: evaluations (one row each), runs (the numbers of `RunResult.summary`), arrivals (client and staleness
+                of each), staleness and participation (arrivals by staleness, and by client), targets, summary (mean and
+                deviation of these numbers for each rule), bytes (sent until each evaluation), clients (the evaluations
+                of single clients), or differences (of the final score between rules).
+
+        Raises:
+            ConfigError: an unknown table.
+            MissingExtraError: pandas is not installed.
+        """
+        frame = data_frame(self, table, self.config.target)
+        for place, name in enumerate(self.varied if "rule" in frame else (), 1):
+            values = {run.spec.label: setting_of(run, name) for run in self}
+            frame.insert(place, name, frame["rule"].map(values))
+        return frame
+
+    def draw(
+        self,
+        path: Path | str,
+        *,
+        panels: Sequence[str] = ("score", "staleness"),
+        x: str | Sequence[str] = ("rounds", "time"),
+        size: float | tuple[float, float] | None = None,
+        title: str | None = None,
+    ) -> None:
+        """Write a figure: the score over rounds and over virtual time, and staleness, or other panels.
+
+        The same results give the same bytes. Fonts are embedded, and text is text: no label is read as mathematics.
+
+        Args:
+            path: of a .pdf, .svg or .png file.
+            panels: some of score (the first metric), the names of the metrics (accuracy and loss, unless the task
+                declares others), staleness and participation.
+            x: below curves of metrics: rounds, time, arrivals or bytes; for several, each has its panels.
+            size: width in inches, such as 3.3 for one column of a page, or width and height. Narrow panels have smaller
+                text and stand in several rows. Default: 4.5 inches for each panel.
+            title: above the figure; default: the settings, or nothing if `size` is given.
+
+        Raises:
+            ConfigError: an unknown panel, x or kind of file, an impossible size, or a file that cannot be written.
+            MissingExtraError: matplotlib is not installed.
+        """
+        require("matplotlib")
+        from afflux.lab.results.figures import draw_comparison
+
+        if title is None:
+            title = run_folder.describe_setting(self.config, self, self.failures) if size is None else ""
+        across = (x,) if isinstance(x, str) else tuple(x)
+        with errors_of_writing(Path(path)):
+            draw_comparison(self, title, self.config.target, Path(path), tuple(panels), across, size)
+
+    def to_latex(self, columns: Sequence[str] | None = None) -> str:
+        r"""Return a LaTeX table with a row for each rule, for the package booktabs, and a note below it.
+
+        Its columns are the final accuracy, rounds and virtual time to the target, milliseconds of the server per round
+        and the server's state, the best of each in bold; and, from two seeds on, the paired difference to the rule
+        with the best accuracy with its interval, p of the paired t test with Holm's adjustment and, from six seeds on,
+        of Wilcoxon's test.
+
+        Args:
+            columns: the beginnings of the titles of the columns, in this order, such as ["final", "server ms", "p ("].
+                Default: all columns.
+
+        Raises:
+            ConfigError: no title begins so.
+        """
+        return latex_table(self, self.config.target, columns)
+
+    def write(self, folder: Path | str) -> "SimulationResults":
+        """Write the files of a run folder into `folder`, which is made if there is none; return these results.
+
+        Raises:
+            ConfigError: a file cannot be written, or a folder has its name.
+        """
+        run_folder.write_results(Path(folder), self, self.config, self.failures)
+        return self
+
+    def __repr__(self) -> str:
+        found: list[Any] = [f"{run.spec.label}, seed {run.seed}: {run.final_score:.4f}" for run in self]
+        return f"SimulationResults({'; '.join(found)})"
+
+
+#: Settings that change no run: where the data are, what tables show, and the evaluations of single clients.
+_OF_TABLES = {"data_dir", "target", *OF_CLIENTS}
+
+
+def setting_of(run: RunResult, name: str) -> Any:
+    """Return the value of a setting of a run; its default if the run has not read it."""
+    return run.settings.get(name, getattr(SimConfig, name))
+
+
+def _refuse_other_runs(mine: SimulationResults, other: SimulationResults, allow: Sequence[str]) -> set[str]:
+    """Return the settings among `allow` in which the runs differ; raise ConfigError if they differ in others."""
+    differing: dict[str, str] = {}
+    for name in (name for name in SETTINGS if name not in _OF_TABLES):
+        values = [{setting_of(run, name) for run in runs} for runs in (mine, other)]
+        if values[0] != values[1]:
+            differing[name] = " and ".join(" or ".join(sorted(map(str, each))) for each in values)
+    if refused := [name for name in differing if name not in {*allow, *mine.varied, *other.varied}]:
+        listed = ", ".join(f"{name} is {differing[name]}" for name in refused)
+        raise ConfigError(
+            f"the runs differ in more than rule and seed: {listed}; allow={[*allow, *refused]} makes columns of them"
+        )
+    for run in mine if not differing else ():
+        inputs = next((own.inputs for own in other if own.seed == run.seed), run.inputs)
+        if names := sorted(name for name in run.inputs.keys() & inputs.keys() if run.inputs[name] != inputs[name]):
+            raise ConfigError(f"the runs with seed {run.seed} had different inputs: {', '.join(names)}")
+    return {*differing}
+
+
+def _labelled(results: SimulationResults, names: Sequence[str]) -> Iterator[RunResult]:
+    """Yield the runs, whose labels contain the values of settings that they do not contain yet."""
+    for run in results:
+        more = "".join(f", {name} {setting_of(run, name)}" for name in names if name not in results.varied)
+        yield _renamed(run, {label: label + more for label in (run.spec.label, run.leader) if label})
+
+
+def _renamed(run: RunResult, labels: Mapping[str, str]) -> RunResult:
+    """Return the run with other labels of its rule and its leader, by the present ones."""
+    spec = replace(run.spec, label=labels.get(run.spec.label, run.spec.label))
+    return replace(run, spec=spec, leader=labels.get(run.leader, run.leader))
+
+
+def read_results(
+    *folders: Path | str, labels: Mapping[str, str] | None = None, allow: Sequence[str] = ()
+) -> SimulationResults:
+    """Read the results of the runs in run folders, from their records and audit logs; nothing is executed.
+
+    A command may still write to a folder: the runs that have ended are read.
+
+    Args:
+        folders: of `Simulation.run(out=...)`, or of the command line. The settings are those of the first.
+        labels: other labels of rules, for tables and figures, by the present ones.
+        allow: see `SimulationResults.merge`: the runs of several folders must have the same settings otherwise.
+
+    Returns:
+        The runs that have ended, as they were written, but without params; `RunResult.load` reads these from models/.
+
+    Raises:
+        ConfigError: a file is missing, or does not hold what a run writes; the runs of two folders
+            are not comparable; or a rule and seed is in two folders.
+    """
+    if not folders:
+        raise ConfigError("give at least one run folder")
+    first, *others = (_read_folder(Path(folder)) for folder in folders)
+    return first.merge(*others, allow=allow).relabel(labels or {})
+
+
+def _read_folder(folder: Path) -> SimulationResults:
+    lines = {line_key(line): line for line in all_lines([folder / FILE])}
+    runs, failures = split_runs({number: read_line(folder, line) for number, line in enumerate(lines.values())})
+    if not runs:
+        raise ConfigError(f"{folder} holds no results of a run")
+    path = folder / FOLDER / f"{file_stem(runs[0].spec.label, runs[0].seed)}.jsonl"
+    return SimulationResults(runs, read_audit_log(path).header.settings(path), failures)

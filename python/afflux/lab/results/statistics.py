@@ -1,0 +1,381 @@
+"""Statistics over seeds, the rows of tables, and results as data frames: the CSV files of a run folder."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, combinations
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from afflux.lab.results.run_result import (
+    CLIENT_NUMBERS,
+    NUMBERS,
+    PLACE,
+    RunResult,
+    TimeStatistics,
+    buffer_sizes,
+    group_by_rule,
+    seed_statistics,
+    summarise,
+    time_statistics,
+)
+from afflux.ops.errors import ConfigError
+from afflux.ops.units import in_bytes
+from afflux.ops.validation import known
+from afflux.sim.errors import require
+from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.metrics import Metric
+
+#: The shares in a table of targets, if a run has reached them.
+USUAL_TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+BUFFER_SIZE_TITLE = "arrivals per step, M"
+LEVEL = 0.95  #: level of confidence intervals
+WILCOXON_SEEDS = 6  #: with fewer pairs the smallest p of Wilcoxon's test, 2 / 2^n, is above 5 %
+
+
+_Key = TypeVar("_Key")
+
+
+class TargetStatistics(NamedTuple):
+    """The first time at which a rule's runs reached a target: arrivals, rounds and virtual time."""
+
+    rule: str
+    target: float
+    runs: int  #: number of all runs, also those that did not reach the target
+    arrivals: TimeStatistics
+    rounds: TimeStatistics
+    virtual_time: TimeStatistics
+
+
+def shown_metrics(results: Sequence[RunResult]) -> list[Metric]:
+    """Return the metrics, as tables and figures show the values of these runs."""
+    rows = [row for run in results for row in run.evaluations]
+    return [metric.shown(getattr(row, metric.name) for row in rows) for metric in results[0].metrics]
+
+
+def score_of(results: Sequence[RunResult]) -> Metric:
+    """Return the first of `shown_metrics`."""
+    return shown_metrics(results)[0]
+
+
+def shown_target(results: Sequence[RunResult], target: float) -> float | None:
+    """Return the target, or None if it is the default of the settings, and far from all scores."""
+    bounds = [end for end in score_of(results).bounds if math.isfinite(end)]
+    scores = [row.score for run in results for row in run.evaluations] + bounds
+    return target if target != SimConfig.target or min(scores) <= target <= max(scores) else None
+
+
+def usual_targets(results: Sequence[RunResult], target: float) -> list[float]:
+    """Return `target`, if it is shown, and of shares the usual ones that a run has reached, but not at its start."""
+    metric, goal = score_of(results), shown_target(results, target)
+    best = metric.best(run.best_score for run in results)
+    first = metric.worst(run.evaluations[0].score for run in results)
+    usual = (share for share in USUAL_TARGETS if metric.reaches(best, share) and not metric.reaches(first, share))
+    return sorted({*(() if goal is None else (goal,)), *(usual if metric.is_share else ())})
+
+
+def reach_targets(results: Sequence[RunResult], targets: Iterable[float]) -> list[TargetStatistics]:
+    """Return arrivals, rounds and virtual time to each target, rule by rule."""
+    rows, targets = [], list(targets)
+    for label, runs in group_by_rule(results).items():
+        for target in targets:
+            never = (math.nan, math.nan, math.nan)
+            hits = zip(*((run.first_to_reach(target) or never)[:3] for run in runs), strict=True)
+            ends = zip(*(run.evaluations[-1][:3] for run in runs), strict=True)  # arrivals, version, virtual time
+            rows.append(TargetStatistics(label, target, len(runs), *map(time_statistics, hits, ends)))
+    return rows
+
+
+class PairedDifference(NamedTuple):
+    """A number of the rule `first` minus the same number of the rule `second`, seed by seed."""
+
+    first: str  #: label of a rule
+    second: str
+    seeds: int  #: number of seeds for which both rules have the number
+    mean: float
+    low: float  #: lower end of the confidence interval; nan for a single seed
+    high: float
+    p: float  #: of the paired t test, two-sided; nan for a single seed, and if the differences of all seeds are equal
+    p_holm: float  #: adjusted by Holm for the number of pairs
+    p_wilcoxon: float  #: of Wilcoxon's signed-rank test, not adjusted; nan for fewer than six seeds
+
+
+def holm(values: Mapping[_Key, float]) -> dict[_Key, float]:
+    """Return Holm's adjusted p of each hypothesis: the error of the whole family is at most the level."""
+    names = sorted(values, key=values.__getitem__)
+    products = [min(1.0, (len(names) - rank) * values[name]) for rank, name in enumerate(names)]
+    return dict(zip(names, accumulate(products, max), strict=True))
+
+
+def paired_differences(
+    results: Sequence[RunResult], number: str = "", level: float = LEVEL, target: float = SimConfig.target
+) -> list[PairedDifference]:
+    """Compare the rules two by two on the seeds that they share.
+
+    For one seed, all rules see the same clients, delays and batches, so the differences vary less than the numbers. The
+    interval is Student's: mean +- t s / sqrt(n) over n seeds, exact for normal differences, as is the p of the t test.
+    Each interval by itself holds with probability `level`; only `p_holm` is corrected for the number of pairs.
+
+    Args:
+        results: one for each rule and seed.
+        number: a name of `RunResult.summary`; default the final score, such as final_accuracy.
+        level: of the intervals.
+        target: for the numbers that have one.
+
+    Returns:
+        One difference for each pair of rules that share a seed.
+
+    Raises:
+        ConfigError: an unknown number, or a level outside (0, 1).
+    """
+    if not 0 < level < 1:
+        raise ConfigError(f"level is {level}, must be in (0, 1)")
+    values: dict[str, dict[int, float]] = {}
+    for label, runs in group_by_rule(results).items():
+        for run in runs:
+            summary = run.summary(target)
+            name = number or f"final_{run.metrics[0].name}"
+            known("number", name, summary)
+            values.setdefault(label, {})[run.seed] = summary[name]
+    require("sklearn")  # which brings SciPy
+    from scipy.special import stdtr  # type: ignore[import-untyped]
+
+    rows = []
+    for (first, mine), (second, theirs) in combinations(values.items(), 2):
+        both = [gap for seed in mine if seed in theirs and not math.isnan(gap := mine[seed] - theirs[seed])]
+        mean, std, seeds = seed_statistics(both)
+        if seeds:
+            error = std / math.sqrt(seeds) if seeds > 1 else math.nan
+            half = t_quantile(seeds - 1, (1 + level) / 2) * error
+            p = 2 * float(stdtr(seeds - 1, -abs(mean) / error)) if error > 0 else math.nan
+            tests = p, math.nan, _wilcoxon(both)
+            rows.append(PairedDifference(first, second, seeds, mean, mean - half, mean + half, *tests))
+    adjusted = holm({row: row.p for row in rows if not math.isnan(row.p)})
+    return [row._replace(p_holm=adjusted.get(row, math.nan)) for row in rows]
+
+
+def wilcoxon_note(seeds: int) -> str:
+    """Return what Wilcoxon's test can say of so many seeds, if they are too few; else nothing."""
+    if seeds >= WILCOXON_SEEDS:
+        return ""
+    return f"Wilcoxon's test is left out: with {seeds} seeds its smallest p is {2.0 ** (1 - seeds):g}."
+
+
+def _wilcoxon(differences: Sequence[float]) -> float:
+    if len(differences) < WILCOXON_SEEDS or not any(differences):
+        return math.nan
+    from scipy.stats import wilcoxon  # type: ignore[import-untyped]
+
+    return float(wilcoxon(differences).pvalue)
+
+
+def t_quantile(degrees: int, probability: float) -> float:
+    """Return the quantile of Student's t distribution."""
+    require("sklearn")  # which brings SciPy
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, probability))
+
+
+def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) -> list[tuple[str, list[str]]]:
+    """Return (title, one cell for each rule): mean +- standard deviation over seeds; of times to a target, the median.
+
+    Args:
+        results: one for each rule and seed.
+        target: score of the rows that have one.
+        brief: only the rows that the terminal shows.
+    """
+    groups, summary = group_by_rule(results), summarise(results, target)
+    metric, goal = score_of(results), shown_target(results, target)
+    shown, buffers, seeds = list[tuple[str, list[str]]](), buffer_sizes(results), len({run.seed for run in results})
+    if buffers:
+        shown.append((BUFFER_SIZE_TITLE, [str(buffers[label]) for label in groups]))
+    for number in (*NUMBERS, *CLIENT_NUMBERS):
+        name = number.name.replace("score", metric.name)
+        if not (number.brief or not brief) or name not in next(iter(summary.values())):
+            continue
+        values = [row[name] for row in summary.values()]
+        if number.of_score:
+            digits, scale = (number.digits, 100) if metric.is_share else (None, 1)
+            shown.append((metric.title(number.title), [value.text(seeds, digits, scale) for value in values]))
+        elif goal is not None or "{}" not in number.title:
+            title = number.title.format("" if goal is None else metric.text(goal))
+            shown.append((title, [value.text(seeds, number.digits, number.scale) for value in values]))
+    for decision in sorted({name for run in results for name in run.decisions} - {"joined"}):
+        counts = [seed_statistics([run.decisions.get(decision, 0) for run in groups[label]]) for label in groups]
+        shown.append((f"{decision} arrivals", [value.text(seeds, 0) for value in counts]))
+    seconds, sizes = ([row[name][0] for row in summary.values()] for name in ("server_ms", "state_bytes"))
+    shown.append(("server ms per round", ["-" if math.isnan(mean) else f"{mean:.3f}" for mean in seconds]))
+    shown.append(("server state", [in_bytes(mean) for mean in sizes]))
+    return shown
+
+
+def latex_table(results: Sequence[RunResult], target: float, titles: Sequence[str] | None = None) -> str:
+    """Return a LaTeX table with a row for each rule; see `SimulationResults.to_latex`."""
+    groups, summary = group_by_rule(results), summarise(results, target)
+    rows = dict(summary_rows(results, target, brief=True))
+    metric, goal = score_of(results), shown_target(results, target)
+    sign = 1 if metric.lower_is_better else -1
+    seeds = {run.seed for run in results}
+    is_whole = [len({run.seed for run in runs}) == len(seeds) for runs in groups.values()]
+    finals = [seed_statistics([run.final_score for run in runs]) for runs in groups.values()]
+    # What was not measured with all seeds is never the best.
+    scores = [sign * mean if whole else math.inf for (mean, *_), whole in zip(finals, is_whole, strict=True)]
+    best = min(zip(scores, groups, strict=True), key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])[1]
+    costs = {metric.title("final {}"): scores}
+    for number in NUMBERS:
+        if number.horizon and number.brief and goal is not None:
+            times = [summary[label][number.name] for label in groups]
+            costs[number.title.format(metric.text(goal))] = [
+                math.inf if isinstance(time, TimeStatistics) and time.is_bound else time[0] for time in times
+            ]
+    costs["server ms per round"] = [row["server_ms"][0] for row in summary.values()]
+    costs["server state"] = [row["state_bytes"][0] for row in summary.values()]
+    shown = [title for title in (BUFFER_SIZE_TITLE, *costs) if title in rows]
+    columns = {title: list(map(_latex, rows[title])) for title in shown}
+    for title, numbers in costs.items():
+        values = [number if whole else math.inf for number, whole in zip(numbers, is_whole, strict=True)]
+        finite = [value for value in values if math.isfinite(value)]
+        if finite and (min(finite) < max(finite) or len(finite) < len(values)):
+            columns[title] = [
+                f"\\textbf{{{cell}}}" if value == min(finite) else cell
+                for cell, value in zip(columns[title], values, strict=True)
+            ]
+    notes = "Mean ± standard deviation over seeds; for times to a target the median, "
+    notes += "in which a run that never reaches it counts as later than its end."
+    place = int(metric.lower_is_better)  # of the best rule in its pairs: the differences to others are positive
+    pairs = paired_differences(sorted(results, key=lambda run: (run.spec.label != best) != place))
+    against = {row[1 - place]: row for row in pairs if row[place] == best and row.seeds > 1}
+    pair_notes = ""
+    if against:
+        gaps, fewest = [against.get(label) for label in groups], min(row.seeds for row in against.values())
+        columns[f"{'above' if metric.lower_is_better else 'below'} the best [{LEVEL:.0%}]"] = [
+            "-" if row is None else "${}$ [${}$, ${}$]".format(*map(metric.difference, (row.mean, row.low, row.high)))
+            for row in gaps
+        ]
+        tests = {"p (t, Holm)": "p_holm"} | ({} if wilcoxon_note(fewest) else {"p (Wilcoxon)": "p_wilcoxon"})
+        for title, name in tests.items():
+            columns[title] = ["-" if row is None else _latex(p_text(getattr(row, name))) for row in gaps]
+        unit = "points" if metric.is_share else metric.unit
+        pair_notes = f" Paired differences to {best}{f' in {unit}' if unit else ''}; "
+        pair_notes += f"the t test is adjusted by Holm for all pairs of rules. {wilcoxon_note(fewest)}"
+    for beginning in titles or ():
+        if not any(title.startswith(beginning) for title in columns):
+            known("column", beginning, columns)
+    if titles is not None:
+        columns = {title: columns[title] for begin in titles for title in columns if title.startswith(begin)}
+    notes += pair_notes if columns.keys() - costs - {BUFFER_SIZE_TITLE} else ""
+    table = [["", *map(_latex, columns)], *zip(map(_latex, groups), *columns.values(), strict=True)]
+    head, *body = (" & ".join(row) + " \\\\" for row in table)
+    lines = [f"\\begin{{tabular}}{{l{'r' * len(columns)}}}", "\\toprule", head, "\\midrule", *body, "\\bottomrule"]
+    return "\n".join([*lines, "\\end{tabular}", f"\\par\\smallskip{{\\footnotesize {_latex(notes.strip())}\\par}}", ""])
+
+
+_LATEX = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "-": "{-}"}
+_LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {sign: f"${sign}$" for sign in "<>|"}
+
+
+def _latex(text: str) -> str:
+    """Return a text for LaTeX, in which no character is markup; -- is no dash."""
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def p_text(p: float) -> str:
+    """Return a p as tables show it.
+
+    >>> p_text(0.25), p_text(0.0002), p_text(math.nan)
+    ('0.250', '< 0.001', '-')
+    """
+    return "-" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+Records = Iterable[Any]  #: tuples, or dicts by column
+
+
+def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: type | None = None) -> Any:
+    """Return a table of results as a pandas DataFrame.
+
+    Args:
+        results: one for each rule and seed.
+        table: evaluations: one row each; runs: the numbers of `RunResult.summary`, a row for each run; summary: their
+            mean and standard deviation over seeds, a row for each rule; arrivals: client and staleness of each arrival;
+            staleness: number of arrivals by staleness; participation: arrivals of each client that was seen; targets:
+            when each run reached which score first; bytes: those sent until each evaluation; differences: of the final
+            score, see `paired_differences`; clients: the evaluations of single clients.
+        target: for the numbers that have one.
+        dtype: of all columns; `object` leaves the values as they are. Default: the type of the values of a column.
+
+    Raises:
+        ConfigError: an unknown table.
+        MissingExtraError: pandas is not installed.
+    """
+    known("table", table, TABLES)
+    require("pandas")
+    import pandas
+
+    columns, rows = TABLES[table]
+    if columns is not None and columns[-1] == METRICS:
+        columns = (*columns[:-1], *(metric.name for metric in results[0].metrics))
+    return pandas.DataFrame(list(rows(results, target)), columns=columns, dtype=dtype)
+
+
+#: Columns, and a function of the results and the target that returns the rows.
+ResultTable = tuple[tuple[str, ...] | None, Callable[[Sequence[RunResult], float], Records]]
+
+
+def _by_run(columns: Sequence[str], rows: Callable[[RunResult], Records]) -> ResultTable:
+    """Return a table with the rows of each run, behind rule and seed."""
+    return ("rule", "seed", *columns), lambda results, target: (
+        (run.spec.label, run.seed, *row) for run in results for row in rows(run)
+    )
+
+
+def _runs(results: Sequence[RunResult], target: float) -> Records:
+    return ({"rule": run.spec.label, "seed": run.seed, **run.summary(target)} for run in results)
+
+
+def _summary(results: Sequence[RunResult], target: float) -> Records:
+    groups = group_by_rule(results)
+    for label, row in summarise(results, target).items():
+        numbers: dict[str, Any] = {"rule": label, "seeds": len(groups[label])}
+        for name, value in row.items():
+            kind = "is_bound" if isinstance(value, TimeStatistics) else "std"
+            numbers |= {name: value[0], f"{name}_{kind}": value[1]}
+        yield numbers
+
+
+def _counts(values: np.ndarray) -> Records:
+    """Return each of the facts about arrivals, and the number of its arrivals."""
+    return zip(*(column.tolist() for column in np.unique(values, return_counts=True)), strict=True)
+
+
+def _targets(results: Sequence[RunResult], target: float) -> Records:
+    goals = usual_targets(results, target)
+    for run in results:
+        for goal in goals:
+            yield run.spec.label, run.seed, goal, *(run.first_to_reach(goal) or (None, None, None))[:3]
+
+
+METRICS = "metrics"  #: stands for the columns of the task's metrics
+#: By name; without columns, they are those of the rows.
+TABLES: dict[str, ResultTable] = {
+    "evaluations": _by_run((*PLACE, METRICS), lambda run: run.evaluations),
+    "runs": (None, _runs),
+    "summary": (None, _summary),
+    "arrivals": _by_run(
+        ("number", "client", "staleness"),
+        lambda run: zip(range(len(run.clients)), run.clients.tolist(), run.staleness.tolist(), strict=True),
+    ),
+    "staleness": _by_run(("staleness", "arrivals"), lambda run: _counts(run.staleness)),
+    "participation": _by_run(("client", "arrivals"), lambda run: _counts(run.clients)),
+    "targets": (("rule", "seed", "target", *PLACE), _targets),
+    "bytes": _by_run(
+        ("arrivals", "up", "down"),
+        lambda run: ((row.arrivals, *sent) for row, sent in zip(run.evaluations, run.sent_bytes, strict=False)),
+    ),
+    "clients": _by_run(
+        ("arrivals", "client", "model", METRICS),
+        lambda run: ((*row[:3], *row.values) for row in run.client_evaluations),
+    ),
+    "differences": (PairedDifference._fields, lambda results, target: paired_differences(results, target=target)),
+}

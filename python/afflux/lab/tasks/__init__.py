@@ -1,0 +1,1 @@
+"""The tasks that the papers' presets name: their data sets and models, and LoRA."""

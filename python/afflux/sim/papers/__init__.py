@@ -1,1 +1,0 @@
-"""The papers' presets, tasks and data sets; grids of settings."""

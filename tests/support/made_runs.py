@@ -1,0 +1,51 @@
+"""Runs by settings, as the simulator makes them inside: `simulate`, without or with a store, and a run that goes on."""
+
+from contextlib import ExitStack, closing
+
+from afflux.lab.results.audit_log import AuditOutput
+from afflux.lab.runs.run_checkpoint import CHECKPOINT_SECONDS, StoredRun
+from afflux.lab.runs.simulation import simulate
+from afflux.lab.runs.workers import WorkerPool
+
+
+def run_paired(specs, seed, config, progress=None, output=None, task=None, workers=1, store=None, on_evaluation=None):
+    """The results of several rules on one stream of updates; `workers` is a number, or a pool that others use, too."""
+    with ExitStack() as files:
+        pool = workers if isinstance(workers, WorkerPool) else files.enter_context(closing(WorkerPool(workers)))
+        return simulate(specs, seed, config, progress, output, task, pool, store, on_evaluation)
+
+
+def run(spec, seed, config, progress=None, output=None, task=None, workers=1, store=None, on_evaluation=None):
+    """The result of one rule."""
+    return run_paired([spec], seed, config, progress, output, task, workers, store, on_evaluation)[0]
+
+
+def run_in_store(
+    path,
+    spec,
+    seed,
+    config,
+    output,
+    progress=None,
+    seconds=CHECKPOINT_SECONDS,
+    task=None,
+    workers=1,
+    interrupted=None,
+    on_evaluation=None,
+):
+    """The result of a run whose server is kept in a store."""
+    store = StoredRun(path, seconds, interrupted)
+    return run(spec, seed, config, progress, output, task, workers, store, on_evaluation)
+
+
+def resume(interrupted, progress=None, seconds=CHECKPOINT_SECONDS, task=None, workers=1, on_evaluation=None):
+    """The result of a run that goes on from its last checkpoint."""
+    facts = (interrupted.path, interrupted.spec, interrupted.header.seed, interrupted.config, interrupted.output)
+    return run_in_store(*facts, progress, seconds, task, workers, interrupted, on_evaluation)
+
+
+def audit_folder(folder):
+    """The output of runs into a run folder."""
+    output = AuditOutput(folder / "audit")
+    output.folder.mkdir()
+    return output
