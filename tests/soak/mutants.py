@@ -41,7 +41,7 @@ def parsed(text: str) -> dict[str, tuple[str, str, str]]:
 
 MUTANTS = {name: mutant for text in (ENGINE, SERVER, RULES, SIM, ADAPTERS) for name, mutant in parsed(text).items()}
 
-SOURCES = ("engine", "csrc", "python")
+SOURCES = ("engine", "csrc", "python", "bench/papers")
 SUFFIXES = {".py", ".pyi", ".hpp", ".cpp", ".cu", ".txt"}
 
 

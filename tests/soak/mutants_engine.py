@@ -51,6 +51,12 @@ rule vectors: what is written is not looked at
 -    sound.check(value);
 
 test_stages.py
+nesterov: the velocity has no beta in the step
+-(direction + lanes.fill(step.beta1) * states[0])
++(direction + states[0])
+nesterov: no dampening
+-lanes.fill(step.beta1), lanes.fill(1.0 - step.beta2));
++lanes.fill(step.beta1), lanes.fill(1.0));
 fused: the mean comes before the rows
 -    if (!kWeighted) direction = formula::add_cached_mean(direction, sum, lanes.fill(inverse_));
 -    return

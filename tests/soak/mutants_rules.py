@@ -89,6 +89,23 @@ streaming: the factor of a shifted exponential law
 -isinstance(law, Exponential) and not raw
 +isinstance(law, Exponential)
 
+test_robust.py
+krum: one more neighbour counts
+-for square in squares])[:near]
++for square in squares])[: near + 1]
+krum: a flushed buffer of too few makes a step
+-if self.byzantine and count < 2 * self.byzantine + 3:
++if False:
+once: clients may fill a buffer by default
+- or rule.needs.once else "both")
++ else "both")
+once: both arrivals are not refused
+-if rule.needs.once and duplicates == "both":
++if False:
+dampening: the rate is not smaller
+-lr * (1.0 - self.dampening)
++lr
+
 test_codec_errors.py
 codec: the errors of all rows are one
 -row_key(seed, 1, number)

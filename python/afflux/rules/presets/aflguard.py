@@ -50,7 +50,8 @@ class DistanceTest:
             else:
                 weights[i] = 1.0
         accepted = len(arrivals) - len(rejected)
-        return Weights(weights / max(accepted, 1), (0.0,), rejected=rejected, skip=accepted == 0)
+        weights *= 1.0 / max(accepted, 1)
+        return Weights(weights, (0.0,), rejected=rejected, skip=accepted == 0)
 
 
 def aflguard(*, buffer_size: int = 1, server_lr: Rate = 0.1, most: float = 1.5) -> Rule:
