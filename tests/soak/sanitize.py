@@ -73,6 +73,8 @@ def build(kind: str, flags: str, isas: str) -> Path:
         f"-DCMAKE_INSTALL_PREFIX={package}",
     ]
     configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-DAFFLUX_ISAS={isas}"]
+    # With all checks in them, the bindings compile in 69 s of CPU in place of 102, and these tests take 13 s more.
+    configure += [f"-DAFFLUX_BINDINGS_FLAGS={'-O0' if kind == 'address' else ''}"]
     shutil.rmtree(package, ignore_errors=True)
     ours = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(ROOT / "python" / "afflux", package, ignore=ours)
