@@ -38,7 +38,7 @@ PHRASES = {
 }
 CODE = re.compile(r"^```.*?^```$|^:::.*?$|`[^`]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
 #: Pages that are not rewritten yet.
-OLD = {"fidelity", "papers"}
+OLD = {"papers"}
 PAGES = [page for page in (ROOT / "README.md", *DOCS) if page.stem not in OLD]
 
 
