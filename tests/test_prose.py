@@ -37,9 +37,7 @@ PHRASES = {
     r"from then on": "after that",
 }
 CODE = re.compile(r"^```.*?^```$|^:::.*?$|`[^`]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
-#: Pages that are not rewritten yet.
-OLD = {"papers"}
-PAGES = [page for page in (ROOT / "README.md", *DOCS) if page.stem not in OLD]
+PAGES = [ROOT / "README.md", *DOCS]
 
 
 def found(text: str) -> list[str]:

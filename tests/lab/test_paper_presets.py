@@ -347,7 +347,7 @@ def test_the_list():
 
 
 def test_the_page_has_all_presets():
-    text = (ROOT / "docs" / "background" / "papers.md").read_text()
+    text = (ROOT / "docs" / "reference" / "presets.md").read_text()
     named = {
         name for name in re.findall(r"`([a-z0-9.-]+)`", text) if name.startswith(("ca2fl-", "fadas-", "wkafl-", "afl-"))
     }
