@@ -1,1 +1,1 @@
-"""Tables and figures of papers: `python -m bench.papers list | run | check` in a checkout. See docs/background/papers.md."""
+"""Tables and figures of papers: `python -m bench.papers list | run | check`; see docs/background/papers.md."""
