@@ -1,1 +1,1 @@
-"""Settings of the papers' experiments as data, a module for each paper (docs/background/papers.md)."""
+"""Settings of the papers' experiments as data, a module for each paper (docs/reference/presets.md)."""

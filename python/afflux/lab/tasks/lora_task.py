@@ -1,4 +1,4 @@
-"""FADAS's Table 6: LoRA adapters of a transformer classifier, on a task of GLUE (docs/background/papers.md).
+"""FADAS's Table 6: LoRA adapters of a transformer classifier, on a task of GLUE (docs/reference/presets.md).
 
 The classifier comes from a local checkpoint folder; its packages are the extra `lora`.
 """
@@ -148,7 +148,7 @@ def checkpoint_folder(name: str, data_dir: Path) -> Path:
             return folder
     raise ConfigError(
         f"checkpoint {name!r}: there is no folder of this name in the current folder or {data_dir} with a config.json; "
-        "nothing is downloaded (docs/background/papers.md)"
+        "nothing is downloaded (docs/reference/presets.md)"
     )
 
 

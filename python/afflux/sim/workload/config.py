@@ -159,7 +159,7 @@ class SimConfig:
     task: str = _setting(
         IMAGES,
         f"What clients train: {IMAGES}, which is --data, --model and --partition; {PAPERS}:dataset=NAME:network=NAME "
-        f"(docs/reference/data.md); {LORA}:dataset=NAME:checkpoint=FOLDER (docs/background/papers.md); or path/to/"
+        f"(docs/reference/data.md); {LORA}:dataset=NAME:checkpoint=FOLDER (docs/reference/presets.md); or path/to/"
         "file.py:FUNCTION, which is executed and returns an afflux.sim.Task.",
     )
     data: str = _setting("digits", "Data set:", *DATA_SETS)
@@ -174,12 +174,12 @@ class SimConfig:
         "uniform",
         "Protocol events, the client that starts next: uniform, any that is idle; blocked-until-pass-ends, any that "
         "has not finished yet in this pass over all clients (GSGM); examples, by their numbers of examples; oort, by "
-        "loss and speed, with options; or path/to/file.py:FUNCTION, which is executed (docs/guides/simulate.md).",
+        "loss and speed, with options; or path/to/file.py:FUNCTION, which is executed (docs/reference/simulation.md).",
     )
     availability: str = _setting(
         ALWAYS,
         f"Protocol events, when clients are there: {ALWAYS}, {', '.join(AVAILABILITIES)}, with options as in "
-        "diurnal:period=24:share=0.3 (docs/guides/simulate.md). A client trains only while it is there.",
+        "diurnal:period=24:share=0.3 (docs/reference/simulation.md). A client trains only while it is there.",
     )
     dropout: str = _setting(
         NONE,
