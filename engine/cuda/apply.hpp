@@ -82,12 +82,15 @@ void with_update_type(const Combine& combine, const Body& body) {
 // P: the type of params.
 template <class Executor, class P>
 bool apply_params(Executor& executor, const Pass& pass, const RowHeads* heads, const NewHeads& renewed) {
-  const bool alone = pass.calibrate.kind == Calibration::none && pass.rule_vectors.vectors.size == 0;
+  const Steps steps = steps_with(pass.step.kind);
+  const bool alone =
+      pass.calibrate.kind == Calibration::none && pass.rule_vectors.vectors.size == 0 && steps != Steps::all;
   if (const std::optional<Terms> terms = alone ? terms_of(pass.combine) : std::nullopt) {
     const bool aligned = is_aligned(pass);
     std::int32_t* const sound = executor.flag();
-    with_update_type(pass.combine,
-                     [&](auto u) { sum_types<Executor, P, decltype(u)>(executor, pass, *terms, aligned, sound); });
+    with_update_type(pass.combine, [&](auto u) {
+      sum_types<Executor, P, decltype(u)>(executor, pass, steps, *terms, aligned, sound);
+    });
     return executor.flag_holds();
   }
   const StagedPass staged(executor, pass, heads);

@@ -14,6 +14,25 @@ AFFLUX_FN Doubles sign(const Doubles& x) {
 // The kinds of steps that a kernel serves. A kernel of fewer kinds needs fewer registers.
 enum class Steps { plain, momentum, adaptive, all };  // plain: sgd and assign; momentum: Nesterov's, too
 
+// Returns the steps of the smallest kernel that serves a kind; all: there is none of its own.
+constexpr Steps steps_with(StepKind kind) {
+  switch (kind) {
+    case StepKind::sgd:
+    case StepKind::assign:
+      return Steps::plain;
+    case StepKind::momentum:
+    case StepKind::nesterov:
+      return Steps::momentum;
+    case StepKind::adam:
+    case StepKind::amsgrad:
+    case StepKind::adagrad:
+    case StepKind::yogi:
+      return Steps::adaptive;
+    default:
+      return Steps::all;
+  }
+}
+
 // Returns the number of states that these steps have at most.
 constexpr int most_states(Steps steps) {
   return steps == Steps::plain ? 0 : steps == Steps::momentum ? 1 : kMostStates;

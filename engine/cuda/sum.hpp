@@ -92,11 +92,12 @@ void run_sum(Executor& executor, const Pass& pass, const Terms& terms, bool alig
                Body{staged_step(pass), terms, pass.combine.params_weight, pass.combine.most, size, aligned, sound});
 }
 
+// `steps` is not Steps::all.
 template <class Executor, class P, class U>
-void sum_types(Executor& executor, const Pass& pass, const Terms& terms, bool aligned, std::int32_t* sound) {
-  if (divides(pass.step.kind)) return run_sum<Executor, P, U, Steps::adaptive>(executor, pass, terms, aligned, sound);
-  if (pass.step.kind == StepKind::momentum || pass.step.kind == StepKind::nesterov)
-    return run_sum<Executor, P, U, Steps::momentum>(executor, pass, terms, aligned, sound);
+void sum_types(Executor& executor, const Pass& pass, Steps steps, const Terms& terms, bool aligned,
+               std::int32_t* sound) {
+  if (steps == Steps::adaptive) return run_sum<Executor, P, U, Steps::adaptive>(executor, pass, terms, aligned, sound);
+  if (steps == Steps::momentum) return run_sum<Executor, P, U, Steps::momentum>(executor, pass, terms, aligned, sound);
   run_sum<Executor, P, U, Steps::plain>(executor, pass, terms, aligned, sound);
 }
 

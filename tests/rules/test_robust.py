@@ -47,7 +47,7 @@ ROBUST = {
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("name", ROBUST)
 def test_two_hostile_clients_of_ten_do_not_move_a_robust_rule(name, attack):
-    """It ends within 1.2 times the honest error, or the spread of honest clients; the mean does not."""
+    """It ends within 1.2 times its error without hostile clients; the mean does not."""
     honest, attacked, mean = (
         distance_after(rule, np.random.default_rng(3), hostile, ATTACKS[attack])
         for rule, hostile in (
@@ -56,7 +56,7 @@ def test_two_hostile_clients_of_ten_do_not_move_a_robust_rule(name, attack):
             (rules.fedbuff(buffer_size=M, server_lr=0.5, staleness=rules.staleness.Constant()), 2),
         )
     )
-    assert attacked <= 1.2 * max(honest, 0.3 * np.sqrt(D))
+    assert attacked <= 1.2 * honest
     assert mean > 2 * attacked
 
 

@@ -85,7 +85,7 @@ class OuterOptimizer(torch.optim.Optimizer):
                 f"[OuterOptimizer] step is {brief(step)}, must be a part of afflux.rules.optimizers "
                 f"with a number as lr: {', '.join(cls.__name__ for cls in _optimizers().values())}"
             )
-        super().__init__(params, {"nesterov": nesterov, **to_plain(step), **({"nesterov": True} if nesterov else {})})
+        super().__init__(params, {**to_plain(step), "nesterov": nesterov or getattr(step, "nesterov", False)})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of params, as in torch.

@@ -72,7 +72,7 @@ class SimulationResults(tuple[RunResult, ...]):
         """
         for name in allow:
             known("setting", name, SETTINGS)
-        varied = {*self.varied}.union(*(_refuse_other_runs(self, other, allow) for other in others))
+        varied = {*self.varied}.union(*(_differing_settings(self, other, allow) for other in others))
         names = [name for name in SETTINGS if name in varied]
         every = [run for one in (self, *others) for run in _labelled(one, names)]
         failures = chain.from_iterable(one.failures for one in (self, *others))
@@ -225,7 +225,7 @@ def setting_of(run: RunResult, name: str) -> Any:
     return run.settings.get(name, getattr(SimConfig, name))
 
 
-def _refuse_other_runs(mine: SimulationResults, other: SimulationResults, allow: Sequence[str]) -> set[str]:
+def _differing_settings(mine: SimulationResults, other: SimulationResults, allow: Sequence[str]) -> set[str]:
     """Return the settings among `allow` in which the runs differ; raise ConfigError if they differ in others."""
     differing: dict[str, str] = {}
     for name in (name for name in SETTINGS if name not in _OF_TABLES):

@@ -187,9 +187,10 @@ def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) ->
     """
     groups, summary = group_by_rule(results), summarise(results, target)
     metric, goal = score_of(results), shown_target(results, target)
-    shown, buffers, seeds = list[tuple[str, list[str]]](), buffer_sizes(results), len({run.seed for run in results})
+    rows: list[tuple[str, list[str]]] = []
+    buffers, seed_count = buffer_sizes(results), len({run.seed for run in results})
     if buffers:
-        shown.append((BUFFER_SIZE_TITLE, [str(buffers[label]) for label in groups]))
+        rows.append((BUFFER_SIZE_TITLE, [str(buffers[label]) for label in groups]))
     for number in (*NUMBERS, *CLIENT_NUMBERS):
         name = number.name.replace("score", metric.name)
         if not (number.brief or not brief) or name not in next(iter(summary.values())):
@@ -197,17 +198,17 @@ def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) ->
         values = [row[name] for row in summary.values()]
         if number.of_score:
             digits, scale = (number.digits, 100) if metric.is_share else (None, 1)
-            shown.append((metric.title(number.title), [value.text(seeds, digits, scale) for value in values]))
+            rows.append((metric.title(number.title), [value.text(seed_count, digits, scale) for value in values]))
         elif goal is not None or "{}" not in number.title:
             title = number.title.format("" if goal is None else metric.text(goal))
-            shown.append((title, [value.text(seeds, number.digits, number.scale) for value in values]))
+            rows.append((title, [value.text(seed_count, number.digits, number.scale) for value in values]))
     for decision in sorted({name for run in results for name in run.decisions} - {"joined"}):
         counts = [seed_statistics([run.decisions.get(decision, 0) for run in groups[label]]) for label in groups]
-        shown.append((f"{decision} arrivals", [value.text(seeds, 0) for value in counts]))
+        rows.append((f"{decision} arrivals", [value.text(seed_count, 0) for value in counts]))
     seconds, sizes = ([row[name][0] for row in summary.values()] for name in ("server_ms", "state_bytes"))
-    shown.append(("server ms per round", ["-" if math.isnan(mean) else f"{mean:.3f}" for mean in seconds]))
-    shown.append(("server state", [in_bytes(mean) for mean in sizes]))
-    return shown
+    rows.append(("server ms per round", ["-" if math.isnan(mean) else f"{mean:.3f}" for mean in seconds]))
+    rows.append(("server state", [in_bytes(mean) for mean in sizes]))
+    return rows
 
 
 def latex_table(results: Sequence[RunResult], target: float, titles: Sequence[str] | None = None) -> str:
@@ -231,8 +232,7 @@ def latex_table(results: Sequence[RunResult], target: float, titles: Sequence[st
             ]
     costs["server ms per round"] = [row["server_ms"][0] for row in summary.values()]
     costs["server state"] = [row["state_bytes"][0] for row in summary.values()]
-    shown = [title for title in (BUFFER_SIZE_TITLE, *costs) if title in rows]
-    columns = {title: list(map(_latex, rows[title])) for title in shown}
+    columns = {title: list(map(_latex, rows[title])) for title in (BUFFER_SIZE_TITLE, *costs) if title in rows}
     for title, numbers in costs.items():
         values = [number if whole else math.inf for number, whole in zip(numbers, is_whole, strict=True)]
         finite = [value for value in values if math.isfinite(value)]

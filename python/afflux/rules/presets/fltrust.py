@@ -40,9 +40,9 @@ class TrustScores:
         goal, scores, scales = sqrt(inner_products.square), [], []
         for product, square in zip(inner_products.products.tolist(), inner_products.squares.tolist(), strict=True):
             norm = sqrt(square)
-            known = goal > 0 and norm > 0
-            scores.append(min(1.0, max(0.0, product / norm / goal)) if known else 0.0)
-            scales.append(goal / norm if known else 0.0)
+            has_cosine = goal > 0 and norm > 0
+            scores.append(min(1.0, max(0.0, product / norm / goal)) if has_cosine else 0.0)
+            scales.append(goal / norm if has_cosine else 0.0)
         total = ordered_sum(scores)
         weights = np.array([score * scale / (total or 1.0) for score, scale in zip(scores, scales, strict=True)])
         return Weights(

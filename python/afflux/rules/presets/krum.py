@@ -55,9 +55,9 @@ class Krum:
         for i in range(count):
             squares = [products[i][i] - 2.0 * products[i][j] + products[j][j] for j in range(count) if j != i]
             scores.append(ordered_sum(sorted([max(square, 0.0) for square in squares])[:near]))
-        kept = sorted(range(count), key=scores.__getitem__)[: min(self.keep, near)]
-        weights[kept] = 1.0 / len(kept)
-        return Weights(weights, rejected={i: f"score {scores[i]:.3g}" for i in range(count) if i not in kept})
+        closest = sorted(range(count), key=scores.__getitem__)[: min(self.keep, near)]
+        weights[closest] = 1.0 / len(closest)
+        return Weights(weights, rejected={i: f"score {scores[i]:.3g}" for i in range(count) if i not in closest})
 
 
 def krum(*, buffer_size: int = 10, byzantine: int | None = None, server_lr: Rate = 1.0) -> Rule:
@@ -86,9 +86,9 @@ def _krum(name: str, buffer_size: int, byzantine: int | None, keep: int | None, 
     size = count_of(1)(name, "buffer_size", buffer_size)
     hostile = max((size - 3) // 2, 0) if byzantine is None else count_of(0)(name, "byzantine", byzantine)
     most = max(size - hostile - 2, 1)
-    kept = most if keep is None else count_of(1)(name, "keep", keep)
+    mean_size = most if keep is None else count_of(1)(name, "keep", keep)
     if hostile and size < 2 * hostile + 3:
         raise AffluxError(f"[{name}] buffer_size is {size}, must be at least 2 byzantine + 3, {2 * hostile + 3}")
-    if kept > most:
-        raise AffluxError(f"[{name}] keep is {kept}, must be at most buffer_size - byzantine - 2, {most}")
-    return Rule(name, "update", size, Krum(hostile, kept), NONE, Sgd(server_lr))
+    if mean_size > most:
+        raise AffluxError(f"[{name}] keep is {mean_size}, must be at most buffer_size - byzantine - 2, {most}")
+    return Rule(name, "update", size, Krum(hostile, mean_size), NONE, Sgd(server_lr))
