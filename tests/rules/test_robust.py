@@ -92,6 +92,15 @@ def test_a_replacement_needs_each_client_once_too():
     check_error("inner products is False of the rule in force, True of the new one", server.replace_rule, once)
 
 
+def test_scores_of_krum_by_hand():
+    """Each is the sum of the squared distances to the two nearest of five: 1 and 9, 1 and 4, 4 and 9, ..."""
+    server = Server(rules.krum(buffer_size=5, byzantine=1), np.zeros(1))
+    for client, position in enumerate((0.0, 1.0, 3.0, 7.0, 20.0)):
+        receipt = server.push(client=client, version=0, update=np.array([position]))
+    assert receipt.report.rejected == ("score 10", "", "score 13", "score 52", "score 458")
+    assert server.params.tolist() == [1.0]
+
+
 def test_a_flushed_buffer_of_too_few_makes_no_step():
     server = Server(rules.krum(buffer_size=7, byzantine=2), np.zeros(2))
     for client in range(6):
