@@ -1,6 +1,7 @@
 """The rows on a GPU: the CPU rows' formulas and contenders, with arrays on the GPU, timed by CUDA events.
 
-Contenders are also CuPy, CUDA graphs, and torch's copies, sums and products from device to device.
+Contenders are also CuPy, CUDA graphs, and torch's copies, sums and products from device to device. The time of a call
+between two events includes the host's; the time of its kernels alone comes from torch's profiler.
 
 python -m bench.cuda [-h] [--out FOLDER] [--rows ROW ...] [--repeats N] [d ...]
 
@@ -32,6 +33,7 @@ from bench.rows.mf_ca2fl import MF_CA2FL
 from bench.rows.wkafl import WKAFL
 from bench.spec import inputs
 from bench.spec.arrays import Gpu
+from bench.spec.columns import Line
 from bench.spec.contender import Contender, Round
 from bench.spec.inputs import Case, Inputs
 from bench.spec.optional_torch import torch
@@ -105,6 +107,26 @@ def in_a_graph(by: Contender) -> Contender:
         return replace(ready, run=lambda k: replays[k]())
 
     return replace(by, name=f"{by.name}, in a CUDA graph", make=make)
+
+
+def kernels_alone(timed: Timed, calls: int = 4) -> dict[str, float]:
+    """Return the seconds of each kernel and copy of a run on the GPU, by torch's profiler; empty if it sees none."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        for number in range(calls):
+            timed.prepare(number)
+            timed.sample(number)
+        torch.cuda.synchronize()
+    spent = {event.key: event.self_device_time_total / 1e6 / calls for event in seen.key_averages()}
+    return {name: seconds for name, seconds in spent.items() if seconds > 0}
+
+
+def with_kernels(line: Line, kernels: dict[str, float]) -> Line:
+    """Return a line of the results with the time of its kernels, and the bandwidth and share of the limit in it."""
+    alone = sum(kernels.values())
+    if not alone:
+        return line
+    gbps = line["bytes"] / alone / 1e9
+    return line | {"kernels": kernels, "alone": alone, "percent_alone": 100 * gbps / line["limit"]}
 
 
 def contenders(row: Row, compiled: bool) -> list[Contender]:
@@ -183,14 +205,18 @@ def fitting(rows: Sequence[Row], d: int, compiled: bool) -> int:
 def execute(case: Case, rows: Sequence[Row], place: Gpu, repeats: int, compiled: bool, failed: list[str]) -> Any:
     """Measure these rows in this case; the contenders of a row are freed before the next row's are made."""
     shared = inputs.make(case, COPIED, place)
-    tried, timed_all = probed(case, shared), []
+    tried, timed_all, alone = probed(case, shared), [], {}
     for row in rows:
         own = entrants(case, row, shared, compiled, failed)
         measure_groups([[timed] for timed in (*own, *tried)], repeats, clock=events)
-        for timed in own:  # frees their memory and keeps the figures
-            timed.sample = timed.prepare = lambda k: None
+        for timed in own:
+            alone[row.name, timed.name] = kernels_alone(timed)
+            timed.sample = timed.prepare = lambda k: None  # frees their memory; the figures stay
         timed_all += own
-    return report.of_case(case, list(rows), tried, timed_all)
+    found = report.of_case(case, list(rows), tried, timed_all)
+    for name, lines in found["rows"].items():
+        found["rows"][name] = [with_kernels(line, alone[name, line["name"]]) for line in lines]
+    return found
 
 
 def run(

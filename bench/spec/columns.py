@@ -46,7 +46,12 @@ SPAN = (
     Column("median ms", lambda line: milliseconds(line["median"])),
     Column("min .. max", lambda line: f"{milliseconds(line['min'])} .. {milliseconds(line['max'])}"),
 )
-TIME = (*SPAN, *SPEED)
+#: On a GPU: the time of the kernels alone, and the share of the limit in it.
+ALONE = (
+    Column("kernels ms", lambda line: milliseconds(line["alone"]) if line.get("alone") else ""),
+    number("their % of limit", "percent_alone", ".0f"),
+)
+TIME = (*SPAN, *SPEED, *ALONE)
 TIMES_OURS = number("x afflux's time", "times_ours", ".2f")
 COMPILING = number("compile s", "compile_seconds", ".1f")
 ERROR = Column("error", lambda line: of_output(line, "abs", ".1e"))
@@ -79,6 +84,7 @@ SUMMARY = (
     number("GB/s", "gbps", ".1f"),
     number("limit", "limit", ".1f"),
     number("% of limit", "percent_of_limit", ".0f"),
+    *ALONE,
     number("x plain", "times_plain", ".2f"),
     number("x best", "times_best", ".2f"),
     ERROR,
