@@ -70,8 +70,8 @@ delays: a device's work grows its deviation as its mean
 
 test_sim_clients.py
 training: a small last batch weighs as much as a full one
--losses += loss * length
-+losses += loss * self._config.batch_size
+-total += loss * length
++total += loss * self._config.batch_size
 training: an epoch without its last batch
 -max(1, int(batches)) if config.drop_last else math.ceil(batches)
 +max(1, int(batches))

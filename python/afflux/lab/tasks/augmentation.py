@@ -5,7 +5,7 @@ of torchvision's RandAugment at magnitude 14 of 31.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,18 +68,25 @@ class AugmentedImages(Batched):
             images = torch.cat([self._of_two_operations(self._cropped([place])) for place in places])
         else:
             images = self._cropped(places)
-        return (images - self.moments[0]) / self.moments[1], self.y[places]
+        return (images - self.moments[0]) / self.moments[1], self.y[torch.as_tensor(places, device=self.y.device)]
+
+    def to(self, device: str) -> "AugmentedImages":
+        """Return the same images on a device. RandAugment's stay: Pillow rotates and enhances them on the host."""
+        if self.kind == "randaugment":
+            return self
+        return replace(self, x=self.x.to(device), y=self.y.to(device), moments=self.moments.to(device))
 
     def _cropped(self, places: list[int]) -> "Tensor":
         """Return the images (n, channels, height, width), each cropped and perhaps flipped."""
         import torch
 
         # A remainder by 2 * crops gives both those by `crops` and by 2: one number for each of top, left and flip.
-        crops, size = 2 * PADDING + 1, self.x.shape[-1]
-        top, left, flip = torch.randint(0, 2 * crops, (len(places), 3)).unbind(1)
-        padded = torch.nn.functional.pad(self.x[places], (PADDING,) * 4)
+        crops, size, device = 2 * PADDING + 1, self.x.shape[-1], self.x.device
+        # The host's generator draws on each device, so that the pixels are the same.
+        top, left, flip = torch.randint(0, 2 * crops, (len(places), 3)).to(device).unbind(1)
+        padded = torch.nn.functional.pad(self.x[torch.as_tensor(places, device=device)], (PADDING,) * 4)
         windows = padded.unfold(2, size, 1).unfold(3, size, 1)
-        images = windows[torch.arange(len(places)), :, top % crops, left % crops]
+        images = windows[torch.arange(len(places), device=device), :, top % crops, left % crops]
         return torch.where((flip % 2 == 1)[:, None, None, None], images.flip(3), images)
 
     def _of_two_operations(self, images: "Tensor") -> "Tensor":
@@ -122,12 +129,13 @@ def augmented(clients: Partitioned, data: ImageSet, kind: str) -> Partitioned:
     return Augmented(torch.tensor(data.x_train), clients.y, *fields, torch.tensor(moments.T[..., None, None]))
 
 
-def with_initial_values(module: "nn.Module", kind: str, rng: np.random.Generator) -> "nn.Module":
-    """Return the module; `kaiming`: N(0, 2 / fan in) for all layers but the last, and biases of 0."""
+def with_kaimings_values(model: "Callable[..., nn.Module]", rng: np.random.Generator) -> "nn.Module":
+    """Return the module of a model, with values of N(0, 2 / fan in) in all layers but the last, and biases of 0."""
     import torch
 
+    module = model(rng)
     layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)]
-    for layer in layers[:-1] if kind == "kaiming" else ():
+    for layer in layers[:-1]:
         deviation = (2 / layer.weight[0].numel()) ** 0.5
         with torch.no_grad():
             layer.weight.copy_(torch.from_numpy(deviation * rng.standard_normal(tuple(layer.weight.shape))))

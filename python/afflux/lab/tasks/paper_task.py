@@ -1,13 +1,12 @@
 """The task of a paper: a data set and a network (docs/reference/data.md), images or text."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from afflux.lab.tasks.augmentation import AUGMENTATIONS, INITIAL_VALUES, augmented, with_initial_values
+from afflux.lab.tasks.augmentation import AUGMENTATIONS, INITIAL_VALUES, augmented, with_kaimings_values
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
 from afflux.sim.data import read_data_set
@@ -19,7 +18,7 @@ from afflux.sim.workload.task import Partitioned, Task
 from afflux.sim.workload.task_registry import image_set_task, network_of
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 #: Test windows of a text, evenly spaced; Shakespeare has 700,000.
 MOST_TEST_WINDOWS = 10_000
@@ -62,7 +61,7 @@ def paper_task(
     else:
         task = image_set_task(data, network, settings, data, inputs)
     if initial != "torch":
-        task = replace(task, model=partial(_initialised, task.model, initial))
+        task = replace(task, model=partial(with_kaimings_values, task.model))
     if augment != "none":
         clients = task.clients
         if not (isinstance(data, ImageSet) and isinstance(clients, Partitioned)) or inputs != "standardised":
@@ -77,10 +76,6 @@ def paper_task(
     x, y = task.validation
     own = y < server_classes
     return replace(task, validation=(x[own], y[own]))
-
-
-def _initialised(model: "Callable[..., nn.Module]", kind: str, rng: np.random.Generator) -> "nn.Module":
-    return with_initial_values(model(rng), kind, rng)
 
 
 def text_task(data: TextSet, network: str) -> Task:

@@ -1,12 +1,14 @@
 """The batches of a client's local training: which examples, and their tensors."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from afflux.ops.errors import ConfigError
 from afflux.sim.workload.task import Batched
@@ -70,6 +72,7 @@ def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[Any, torch.Tensor]:
 
 def _rows(tree: Any, index: torch.Tensor) -> Any:
     if isinstance(tree, torch.Tensor):
+        index = index.to(tree.device)
         # index_select takes a third of the time, but it does not keep another memory format.
         return tree.index_select(0, index) if tree.is_contiguous() else tree[index]
     if isinstance(tree, Mapping):
@@ -91,6 +94,36 @@ def single_precision(tree: Any) -> Any:
 def on_device(tree: Any, device: str) -> Any:
     """Return the tree with its tensors on a device."""
     return tree if device == "cpu" else tree_map_only(torch.Tensor, lambda leaf: leaf.to(device), tree)
+
+
+def gives_batches(data: Any) -> bool:
+    """Return whether a data set is a pair of arrays or gives whole batches, in place of single items."""
+    return isinstance(data, Batched) or (isinstance(data, tuple) and len(data) == 2)
+
+
+def resident(data: Any, device: str) -> Any:
+    """Return a client's data set in the memory of a device; as it is if it gives single items, or has no room there."""
+    if not gives_batches(data):
+        return data
+    arrays = vars(data) if isinstance(data, Batched) else take(data, np.arange(len(data[1])))
+    if not has_room(arrays, device):
+        return data
+    return data.to(device) if isinstance(data, Batched) else on_device(arrays, device)
+
+
+def has_room(tree: Any, device: str) -> bool:
+    """Return whether a GPU has room for the tensors of the tree, half of its free memory at most; say it if not."""
+    size = sum(leaf.nbytes for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    if fits := 2 * size <= torch.cuda.mem_get_info(device)[0]:
+        return fits
+    note_once(f"examples stay on the host, and are copied batch by batch: {device} has not twice their memory free")
+    return fits
+
+
+@cache
+def note_once(text: str) -> None:
+    """Print a note to stderr, once in each process."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def call(module: Callable[..., Any], x: Any) -> Any:

@@ -1,9 +1,12 @@
-"""A client's step of SGD as native code: gradient, terms of the optimizer and update, compiled by torch's AOTInductor.
+"""A client's step of SGD as one call: gradient, terms of the optimizer and update; native code, or a CUDA graph.
 
-The step is traced once for each shape of batches (`make_fx`), compiled by the C++ compiler of the machine, and called
-without Python code of the module. Each process compiles for itself: the same source, compiler and processor give the
-same code, and so the same bits. These bits differ from those of `loss.backward()`, because the code adds in another
-order.
+On the CPU the step is traced once for each shape of batches (`make_fx`), compiled by torch's AOTInductor and the C++
+compiler of the machine, and called without Python code of the module. Each process compiles for itself: the same
+source, compiler and processor give the same code, and so the same bits. These bits differ from those of
+`loss.backward()`, because the code adds in another order.
+
+On a GPU the kernels of a step are recorded once for each shape of batches, and launched together from then on. Kernels,
+order and bits are those of `loss.backward()`.
 """
 
 import os
@@ -22,6 +25,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import shortened
+from afflux.sim.clients.batches import note_once
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.workload.config import PROXIMAL, SimConfig
 from afflux.sim.workload.inputs import content_digest
@@ -33,6 +37,8 @@ MOST_SHAPES = 4
 MOST_OPERATIONS = 5_000
 #: Compiled steps that a process keeps for its next runs.
 MOST_KEPT = 16
+#: Steps before the one that is recorded, in which libraries allocate and choose.
+WARM_UPS = 2
 INDUCTOR_OPTIONS = {
     "cpp.threads": 1,
     # With these heuristics, pooling is not vectorized: LeNet-5's step takes 1.4 times as long (Zen 5).
@@ -42,7 +48,10 @@ INDUCTOR_OPTIONS = {
 }
 
 CompiledRun = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-Steps = Callable[[int], float]
+#: Makes a step on (x, y) by autograd, and returns the mean loss before it.
+EagerStep = Callable[[Any, Any], torch.Tensor]
+#: The code for batches like the tensors of one, which are the leaves of a tree (x, y); None: none is of use.
+Compile = Callable[[EagerStep, list[torch.Tensor], TreeSpec], CompiledRun | None]
 _kept: dict[str | None, CompiledRun] = {}
 
 
@@ -58,15 +67,48 @@ def require_compiler() -> None:
 
 
 class CompiledStep:
-    """One local step of the built-in optimizers, for all clients of a run."""
+    """One local step of the built-in optimizers on a full batch, for all clients of a run."""
 
-    def __init__(self, model: FlatModel, loss: Loss, config: SimConfig) -> None:
-        """Describe the step; it is compiled at the first batch of each shape.
+    def __init__(self, compile_like: Compile) -> None:
+        """Compile nothing yet: a step is compiled at the first batch of each shape."""
+        self._compile_like = compile_like
+        self._runs: dict[Any, CompiledRun | None] = {}
+
+    def __call__(self, x: Any, y: Any, eager: EagerStep) -> torch.Tensor:
+        """Make a step on the model's params; return the mean loss before it.
+
+        Args:
+            x: arguments of the module, a tree of tensors.
+            y: the labels.
+            eager: the same step by autograd.
+
+        Raises:
+            ConfigError: the step cannot be compiled.
+        """
+        leaves, structure = tree_flatten((x, y))
+        key = (structure, *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves))
+        if key not in self._runs:
+            if len(self._runs) == MOST_SHAPES:
+                raise ConfigError(f"full batches have more than {MOST_SHAPES} shapes: too many to compile")
+            self._runs[key] = self._compile_like(eager, leaves, structure)
+        run = self._runs[key]
+        return eager(x, y) if run is None else run(leaves)[0]
+
+
+class NativeStep:
+    """A step of native code, on the CPU."""
+
+    def __init__(
+        self, model: FlatModel, loss: Loss, config: SimConfig, pulled: torch.Tensor, shift: torch.Tensor
+    ) -> None:
+        """Describe the step.
 
         Args:
             model: its flat params are changed by each step.
             loss: (output, labels) -> mean loss.
             config: the client optimizer and its learning rate, weight decay and mu.
+            pulled: (d,) filled before each training with the params from which the client starts.
+            shift: (d,) filled before each training with SCAFFOLD's c - c_i.
 
         Raises:
             ConfigError: there is no C++ compiler.
@@ -77,59 +119,23 @@ class CompiledStep:
         self._shifted = config.client_optimizer == "scaffold"
         numbers = (config.client_lr, config.weight_decay, config.mu if self._proximal else 0.0)
         # Numbers are arguments of the code, so that a grid of settings compiles once.
-        self._numbers = [torch.tensor(value, dtype=torch.float32) for value in numbers]
+        self._fixed = [model.flat, pulled, shift, *(torch.tensor(value, dtype=torch.float32) for value in numbers)]
         trained = {field.name for field in model.layout.fields}
         tensors = dict(model.module.named_parameters()) | dict(model.module.named_buffers())
         self._constant = {name: tensor.detach() for name, tensor in tensors.items() if name not in trained}
-        self._runs: dict[Any, CompiledRun] = {}
+        self._fixed += self._constant.values()
 
-    def steps_on(self, x: Any, y: Any, sizes: Sequence[int], pulled: torch.Tensor, shift: torch.Tensor | None) -> Steps:
-        """Prepare steps on batches that follow each other in `x` and `y`.
-
-        Args:
-            x: arguments of the module for all batches.
-            y: the labels of all batches.
-            sizes: number of examples of each batch.
-            pulled: (d,) the params from which the client started.
-            shift: (d,) SCAFFOLD's c - c_i; None without it.
-
-        Returns:
-            A function of the number of a full batch, which makes a step on the model's params, and returns the mean
-            loss before it.
-
-        Raises:
-            ConfigError: the data hold other things than tensors, or the step cannot be compiled.
-        """
-        leaves, structure = tree_flatten((x, y))
-        if kinds := {type(leaf).__name__ for leaf in leaves if not isinstance(leaf, torch.Tensor)}:
-            raise ConfigError(f"compile needs data of tensors, not of {', '.join(sorted(kinds))}")
-        batches = list(zip(*(leaf.split(sizes) for leaf in leaves), strict=True))
-        others = [self._model.flat, pulled, pulled if shift is None else shift, *self._numbers]
-        others += self._constant.values()
-        key = (structure, *((leaf.shape[1:], leaf.stride(), leaf.dtype) for leaf in leaves))
-        run = self._runs.get(key)
-
-        def step(number: int) -> float:
-            nonlocal run
-            inputs = [*others, *batches[number]]
-            if run is None:  # no batch was full yet
-                run = self._runs[key] = self._compile(inputs, structure)
-            (loss,) = run(inputs)
-            return loss.item()
-
-        return step
-
-    def _compile(self, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> CompiledRun:
-        if len(self._runs) == MOST_SHAPES:
-            raise ConfigError(f"full batches have more than {MOST_SHAPES} shapes: too many to compile")
+    def compile_like(self, eager: EagerStep, leaves: list[torch.Tensor], structure: TreeSpec) -> CompiledRun:
+        """Return the code, see `Compile`."""
+        inputs = [*self._fixed, *leaves]
         try:
-            graph = self._trace(inputs, structure)
-            return _compiled(graph, inputs)
+            run = _compiled(self._trace(inputs, structure), inputs)
         except ConfigError:
             raise
         except Exception as error:
             text = shortened(f"{type(error).__name__}: {error}")
             raise ConfigError(f"the clients' step cannot be compiled: {text}") from error
+        return lambda leaves: run([*self._fixed, *leaves])
 
     def _trace(self, inputs: Sequence[torch.Tensor], structure: TreeSpec) -> torch.fx.GraphModule:
         """Return the graph of a step; raise ConfigError if it changes the module's buffers."""
@@ -176,6 +182,82 @@ class CompiledStep:
             parts.append(flat[own] - rate * gradient)
         flat.copy_(torch.cat(parts))
         return (loss,)
+
+
+def graphed(
+    model: FlatModel, required: bool, eager: EagerStep, leaves: list[torch.Tensor], structure: TreeSpec
+) -> CompiledRun | None:
+    """Return a step whose kernels on a GPU are recorded in a CUDA graph, and launched together.
+
+    Args:
+        model: its flat params and buffers are changed by each step, and are here restored.
+        required: whether a step that cannot be recorded is an error.
+        eager: makes a step by autograd, with all its terms in the same memory each time.
+        leaves: the tensors of one batch.
+        structure: their tree (x, y).
+
+    Returns:
+        The step. If it is not required: None if it cannot be recorded, or if the graph gives other bits here.
+
+    Raises:
+        ConfigError: the step cannot be recorded.
+    """
+    inputs, changed = [leaf.clone() for leaf in leaves], [model.flat, *model.module.buffers()]
+    x, y = tree_unflatten(inputs, structure)
+
+    def state(*losses: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.cuda.get_rng_state(model.device), *(tensor.clone() for tensor in (*changed, *losses))]
+
+    def restore() -> None:
+        torch.cuda.set_rng_state(before[0], model.device)
+        for tensor, values in zip(changed, before[1:], strict=True):
+            tensor.copy_(values)
+
+    before = state()
+    expected = state(eager(x, y))
+    restore()
+    try:
+        replay = recorded(lambda: eager(x, y), model.device)
+        restore()
+        same = all(map(torch.equal, state(replay()), expected))
+        problem = "" if same or required else "it gives other bits"
+    except Exception as error:
+        problem = shortened(f"{type(error).__name__}: {error}")
+        if required:
+            raise ConfigError(f"the clients' step cannot be a CUDA graph: {problem}") from error
+    restore()
+    if problem:
+        note_once(f"the clients' steps are made one kernel at a time, without a CUDA graph: {problem}")
+        return None
+
+    def run(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+        for tensor, values in zip(inputs, leaves, strict=True):
+            tensor.copy_(values)
+        return [replay().clone()]
+
+    return run
+
+
+def recorded(step: Callable[[], torch.Tensor], device: str) -> Callable[[], torch.Tensor]:
+    """Return a function that launches the kernels of `step` on a GPU; its result is the same tensor each time."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device):
+        current, stream = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UPS):
+                    step()
+                with torch.cuda.graph(graph, stream=stream):
+                    loss = step()
+        finally:
+            current.wait_stream(stream)
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return loss
+
+    return replay
 
 
 def _compiled(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> CompiledRun:

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,25 +13,25 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from afflux.aggregation.reports import Pulled
 from afflux.ops.errors import AffluxError, ConfigError
 from afflux.ops.validation import MOST_COUNT, brief, known, raise_if_from_signal, shortened
 from afflux.rules.specs import VALIDATION_VECTOR
 from afflux.server.server import Server
-from afflux.sim.clients.batches import batch_indices, call, on_device, take
-from afflux.sim.clients.compiled_training import CompiledStep
+from afflux.sim.clients.batches import batch_indices, call, gives_batches, has_room, on_device, resident, take
+from afflux.sim.clients.compiled_training import CompiledStep, NativeStep, graphed
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import DivergedError, TrainingError, note_on_errors, text_with_notes
-from afflux.sim.workload.config import PROXIMAL, SimConfig
-from afflux.sim.workload.evaluation import add_note_on_examples, class_loss
+from afflux.sim.workload.config import IMAGES, PAPERS, PROXIMAL, SimConfig
+from afflux.sim.workload.evaluation import Classification, add_note_on_examples, class_loss
 from afflux.sim.workload.ignored_settings import SETTINGS, keyword_settings
 from afflux.sim.workload.metrics import CLASSIFICATION
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream, seed_globals
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
-#: The number of batches whose examples are read from the data in one operation for compiled steps.
+#: The number of batches whose examples are read from the data in one operation, for compiled steps and on a GPU.
 BATCHES_AT_ONCE = 32
 
 
@@ -92,6 +93,9 @@ class Trainer:
             task: its training function, loss, evaluation and validation data.
             config: the settings.
         """
+        test = task.evaluate
+        if model.device != "cpu" and isinstance(test, Classification) and has_room(test.x, model.device):
+            task = replace(task, evaluate=replace(test, x=test.x.to(model.device)))
         self._model = model
         self._data = data
         self._config = config
@@ -100,9 +104,16 @@ class Trainer:
         self._training = None if task.training is None else with_settings(task.training, config)
         if config.compile and self._training is not None:
             raise ConfigError("the task has a training function of its own, which compile does not support")
-        if config.compile and config.device != "cpu":
-            raise ConfigError(f"compile is for the CPU, and device is {config.device}")
-        self._compiled = CompiledStep(model, self._loss, config) if config.compile else None
+        self._resident: dict[int, Any] = {}
+        self._pulled, self._shift = torch.zeros_like(model.flat), torch.zeros_like(model.flat)
+        self._terms: Sequence[GradientTerm] = ()
+        self._compiled: CompiledStep | None = None
+        # Networks of the package do the same each time; another module may not, unless the setting says so.
+        if model.device != "cpu" and (config.compile or config.task.partition(":")[0] in (IMAGES, PAPERS)):
+            self._compiled = CompiledStep(partial(graphed, model, config.compile))
+        elif config.compile:
+            native = NativeStep(model, self._loss, config, self._pulled, self._shift)
+            self._compiled = CompiledStep(native.compile_like)
 
     def train(
         self,
@@ -134,12 +145,11 @@ class Trainer:
             self._seed(int(rng.integers(2**63)))
         loss: float | None
         try:
-            data = self._data[client]
             if self._training is None:
-                loss, steps, examples = self._local_steps(data, pulled, rng, shift)
+                loss, steps, examples = self._local_steps(client, rng, shift)
             else:
                 model.clear_gradients()
-                loss, steps, examples = _checked(self._training(model.module, data, rng))
+                loss, steps, examples = _checked(self._training(model.module, self._data[client], rng))
             model.check_trained()
             model.check_frozen()
             trained = model.buffers()
@@ -163,46 +173,47 @@ class Trainer:
             torch.manual_seed(seed)
         seed_globals(seed)
 
-    def _local_steps(
-        self, data: Any, pulled: np.ndarray, rng: np.random.Generator, shift: np.ndarray | None
-    ) -> tuple[float, int, int]:
-        size, config = self._count(data), self._config
+    def _local_steps(self, client: int, rng: np.random.Generator, shift: np.ndarray | None) -> tuple[float, int, int]:
+        data, config = self._data[client], self._config
+        size = self._count(data)
+        if self._model.device != "cpu" and isinstance(self._data, list | tuple):  # others may give new data each time
+            if client not in self._resident:
+                self._resident[client] = resident(data, self._model.device)
+            data = self._resident[client]
         steps = self._steps(size, rng)
-        batches = batch_indices(size, config.batch_size, steps, rng, config.drop_last)
-        own_shift = None if shift is None else torch.from_numpy(shift).to(self._model.device)
-        losses, seen, terms = 0.0, 0, self._gradient_terms(pulled, own_shift)
-        results: Iterator[tuple[float, int]]
-        results = ((self._step(*take(data, batch), terms), len(batch)) for batch in batches)
-        if self._compiled is not None:
-            results = self._compiled_steps(data, batches, terms, torch.tensor(pulled), own_shift)
-        for loss, length in results:
-            losses += loss * length
-            seen += length
-        return losses / seen, steps, min(size, config.batch_size) if config.examples == "batch" else size
+        indices = batch_indices(size, config.batch_size, steps, rng, config.drop_last)
+        self._terms = self._gradient_terms(shift)
+        losses, lengths, total = [], [], 0.0
+        for x, y, length in self._batches(data, indices):
+            if self._compiled is not None and length == config.batch_size:
+                losses.append(self._compiled(x, y, self._step))
+            else:
+                losses.append(self._step(x, y))
+            lengths.append(length)
+        # Only here a GPU is waited for.
+        for loss, length in zip(torch.stack(losses).reshape(-1).tolist(), lengths, strict=True):
+            total += loss * length
+        return total / sum(lengths), steps, min(size, config.batch_size) if config.examples == "batch" else size
 
-    def _compiled_steps(
-        self, data: Any, indices: Iterator[np.ndarray], terms: Sequence[GradientTerm], *starts: Any
-    ) -> Iterator[tuple[float, int]]:
-        """Make the steps, by compiled code if a batch is full; yield the loss before each and the size of its batch."""
-        assert self._compiled is not None
+    def _batches(self, data: Any, indices: Iterator[np.ndarray]) -> Iterator[tuple[Any, torch.Tensor, int]]:
+        """Yield x, y and the number of examples of each batch, on the model's device."""
+        device = self._model.device
+        if self._compiled is None and (device == "cpu" or not gives_batches(data)):
+            yield from ((*on_device(take(data, batch), device), len(batch)) for batch in indices)
+            return
         while batches := list(islice(indices, BATCHES_AT_ONCE)):
-            x, y = take(data, np.concatenate(batches))
+            leaves, structure = tree_flatten(on_device(take(data, np.concatenate(batches)), device))
+            if kinds := {type(leaf).__name__ for leaf in leaves if not isinstance(leaf, torch.Tensor)}:
+                raise ConfigError(f"compile needs data of tensors, not of {', '.join(sorted(kinds))}")
             sizes = [len(batch) for batch in batches]
-            step = self._compiled.steps_on(x, y, sizes, *starts)
-            for number, size in enumerate(sizes):
-                if size == self._config.batch_size:
-                    yield step(number), size
-                else:
-                    end = sum(sizes[: number + 1])
-                    own = slice(end - size, end)
-                    some_x, some_y = tree_map(lambda leaf, own=own: leaf[own], (x, y))
-                    yield self._step(some_x, some_y, terms), size
+            for size, *parts in zip(sizes, *(leaf.split(sizes) for leaf in leaves), strict=True):
+                yield *tree_unflatten(parts, structure), size
 
-    def _step(self, x: Any, y: torch.Tensor, terms: Sequence[GradientTerm]) -> float:
+    def _step(self, x: Any, y: torch.Tensor) -> torch.Tensor:
         """Make one step by autograd; return the mean loss before the step."""
         model = self._model
         loss = self._backward(x, y)
-        for term in terms:
+        for term in self._terms:
             term(model.gradient, model.flat)
         model.flat.add_(model.gradient, alpha=-self._config.client_lr)
         return loss
@@ -224,7 +235,7 @@ class Trainer:
         self._model.load(params, buffers)
         if self._task.seeds_torch:
             self._seed()
-        self._backward(*take(self._task.validation, examples))
+        self._backward(*on_device(take(self._task.validation, examples), self._model.device))
         return self._model.gradient.numpy(force=True).copy()
 
     def _steps(self, num_examples: int, rng: np.random.Generator) -> int:
@@ -236,28 +247,28 @@ class Trainer:
             return int(rng.integers(1, 2 * config.local_steps, endpoint=True))
         return config.local_steps
 
-    def _gradient_terms(self, pulled: np.ndarray, shift: torch.Tensor | None) -> list[GradientTerm]:
+    def _gradient_terms(self, shift: np.ndarray | None) -> list[GradientTerm]:
         """Return the terms that the client optimizer adds to a gradient (d,), before y <- y - client_lr * gradient.
 
         Weight decay: weight_decay * y. fedprox: mu * (y - x), x the pulled model, the gradient of mu |y - x|^2 / 2 (Li
         et al., 2020); FedAsync (Xie et al., 2019) calls it its proximal rho. scaffold: c - c_i, constant during one
         training (see `ControlVariates`).
         """
-        config = self._config
+        config, start, own_shift = self._config, self._pulled, self._shift
         terms: list[GradientTerm] = []
         if config.weight_decay:
             terms.append(lambda gradient, local: gradient.add_(local, alpha=config.weight_decay))
         if config.client_optimizer in PROXIMAL:
-            start = torch.tensor(pulled, device=self._model.device)
+            start.copy_(self._model.flat)
             terms.append(lambda gradient, local: gradient.add_(local - start, alpha=config.mu))
         if shift is not None:
-            terms.append(lambda gradient, local: gradient.add_(shift))
+            own_shift.copy_(torch.from_numpy(shift))
+            terms.append(lambda gradient, local: gradient.add_(own_shift))
         return terms
 
-    def _backward(self, x: Any, y: torch.Tensor) -> float:
+    def _backward(self, x: Any, y: torch.Tensor) -> torch.Tensor:
         """Fill the flat gradient with that of the mean loss over (x, y) at the local model; return the loss."""
         self._model.zero_gradient()
-        x, y = on_device((x, y), self._model.device)
         try:
             loss = self._loss(call(self._model.module, x), y)
         except Exception as error:
@@ -266,7 +277,7 @@ class Trainer:
         if not isinstance(loss, torch.Tensor):
             raise ConfigError(f"loss returns {brief(loss)}, must return a tensor, the mean loss of a batch")
         loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.item())
+        return loss.detach().clone()  # it may be a param itself
 
     def evaluate(self, params: np.ndarray, buffers: np.ndarray | None = None) -> tuple[float, ...]:
         """Return the values of the task's metrics of `params` (d,) on the test part.

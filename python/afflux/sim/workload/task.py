@@ -192,6 +192,10 @@ def num_examples(data: Any) -> int | None:
 class Batched(ABC):
     """A client's data set that gives whole batches."""
 
+    def to(self, device: str) -> "Batched":
+        """Return the same data set with its arrays on a device; as it is if its batches are made on the host."""
+        return self
+
     @abstractmethod
     def batch(self, places: list[int]) -> tuple[Any, Any]:
         """Return (x, y) of these examples."""
