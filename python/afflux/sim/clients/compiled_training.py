@@ -6,7 +6,7 @@ source, compiler and processor give the same code, and so the same bits. These b
 `loss.backward()`, because the code adds in another order.
 
 On a GPU the kernels of a step are recorded once for each shape of batches, and launched together from then on. Kernels,
-order and bits are those of `loss.backward()`.
+order and bits are those of `loss.backward()`. A batch that is not full has a shape of its own.
 """
 
 import os
@@ -15,7 +15,9 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,10 @@ MOST_OPERATIONS = 5_000
 MOST_KEPT = 16
 #: Steps before the one that is recorded, in which libraries allocate and choose.
 WARM_UPS = 2
+#: Batches of a shape before its step is recorded, which takes as long as about ten steps.
+EAGER_BATCHES = 4
+#: Shapes of batches for which one run records a step.
+MOST_GRAPHS = 64
 INDUCTOR_OPTIONS = {
     "cpp.threads": 1,
     # With these heuristics, pooling is not vectorized: LeNet-5's step takes 1.4 times as long (Zen 5).
@@ -50,7 +56,7 @@ INDUCTOR_OPTIONS = {
 CompiledRun = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 #: Makes a step on (x, y) by autograd, and returns the mean loss before it.
 EagerStep = Callable[[Any, Any], torch.Tensor]
-#: The code for batches like the tensors of one, which are the leaves of a tree (x, y); None: none is of use.
+#: Returns the code for batches like the tensors of one, which are the leaves of a tree (x, y); None: none is of use.
 Compile = Callable[[EagerStep, list[torch.Tensor], TreeSpec], CompiledRun | None]
 _kept: dict[str | None, CompiledRun] = {}
 
@@ -67,12 +73,13 @@ def require_compiler() -> None:
 
 
 class CompiledStep:
-    """One local step of the built-in optimizers on a full batch, for all clients of a run."""
+    """One local step of the built-in optimizers, for all clients of a run."""
 
-    def __init__(self, compile_like: Compile) -> None:
-        """Compile nothing yet: a step is compiled at the first batch of each shape."""
-        self._compile_like = compile_like
+    def __init__(self, compile_like: Compile, eager_batches: int = 0) -> None:
+        """Compile nothing yet: a step is compiled after so many eager batches of each shape."""
+        self._compile_like, self._eager_batches = compile_like, eager_batches
         self._runs: dict[Any, CompiledRun | None] = {}
+        self._seen: Counter[Any] = Counter()
 
     def __call__(self, x: Any, y: Any, eager: EagerStep) -> torch.Tensor:
         """Make a step on the model's params; return the mean loss before it.
@@ -87,11 +94,10 @@ class CompiledStep:
         """
         leaves, structure = tree_flatten((x, y))
         key = (structure, *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves))
-        if key not in self._runs:
-            if len(self._runs) == MOST_SHAPES:
-                raise ConfigError(f"full batches have more than {MOST_SHAPES} shapes: too many to compile")
+        self._seen[key] += 1
+        if key not in self._runs and self._seen[key] > self._eager_batches:
             self._runs[key] = self._compile_like(eager, leaves, structure)
-        run = self._runs[key]
+        run = self._runs.get(key)
         return eager(x, y) if run is None else run(leaves)[0]
 
 
@@ -124,9 +130,13 @@ class NativeStep:
         tensors = dict(model.module.named_parameters()) | dict(model.module.named_buffers())
         self._constant = {name: tensor.detach() for name, tensor in tensors.items() if name not in trained}
         self._fixed += self._constant.values()
+        self._shapes = 0
 
     def compile_like(self, eager: EagerStep, leaves: list[torch.Tensor], structure: TreeSpec) -> CompiledRun:
-        """Return the code, see `Compile`."""
+        """See `Compile`."""
+        if self._shapes == MOST_SHAPES:
+            raise ConfigError(f"full batches have more than {MOST_SHAPES} shapes: too many to compile")
+        self._shapes += 1
         inputs = [*self._fixed, *leaves]
         try:
             run = _compiled(self._trace(inputs, structure), inputs)
@@ -184,80 +194,94 @@ class NativeStep:
         return (loss,)
 
 
-def graphed(
-    model: FlatModel, required: bool, eager: EagerStep, leaves: list[torch.Tensor], structure: TreeSpec
-) -> CompiledRun | None:
-    """Return a step whose kernels on a GPU are recorded in a CUDA graph, and launched together.
+class GraphedStep:
+    """A step whose kernels on a GPU are recorded in a CUDA graph, and launched together."""
 
-    Args:
-        model: its flat params and buffers are changed by each step, and are here restored.
-        required: whether a step that cannot be recorded is an error.
-        eager: makes a step by autograd, with all its terms in the same memory each time.
-        leaves: the tensors of one batch.
-        structure: their tree (x, y).
+    def __init__(self, model: FlatModel, required: bool) -> None:
+        """Record nothing yet.
 
-    Returns:
-        The step. If it is not required: None if it cannot be recorded, or if the graph gives other bits here.
+        Args:
+            model: its flat params and buffers are changed by each step.
+            required: whether a step that cannot be recorded is an error. If not, it is made by autograd, and so is one
+                whose graph gives other bits when it is recorded.
+        """
+        self._model, self._required = model, required
+        self._graphs = 0
+        self._pool: Any = None  # the memory of all graphs, because only one runs at a time
 
-    Raises:
-        ConfigError: the step cannot be recorded.
-    """
-    inputs, changed = [leaf.clone() for leaf in leaves], [model.flat, *model.module.buffers()]
-    x, y = tree_unflatten(inputs, structure)
+    def compile_like(self, eager: EagerStep, leaves: list[torch.Tensor], structure: TreeSpec) -> CompiledRun | None:
+        """See `Compile`. The terms of `eager` must be in the same memory each time.
 
-    def state(*losses: torch.Tensor) -> list[torch.Tensor]:
-        return [torch.cuda.get_rng_state(model.device), *(tensor.clone() for tensor in (*changed, *losses))]
+        Raises:
+            ConfigError: a step that is required cannot be recorded.
+        """
+        model, inputs = self._model, [leaf.clone() for leaf in leaves]
+        x, y = tree_unflatten(inputs, structure)
+        changed = [model.flat, *model.module.buffers()]
 
-    def restore() -> None:
-        torch.cuda.set_rng_state(before[0], model.device)
-        for tensor, values in zip(changed, before[1:], strict=True):
-            tensor.copy_(values)
+        def state(*losses: torch.Tensor) -> list[torch.Tensor]:
+            return [torch.cuda.get_rng_state(model.device), *(tensor.clone() for tensor in (*changed, *losses))]
 
-    before = state()
-    expected = state(eager(x, y))
-    restore()
-    try:
-        replay = recorded(lambda: eager(x, y), model.device)
+        def restore() -> None:
+            torch.cuda.set_rng_state(before[0], model.device)
+            for tensor, values in zip(changed, before[1:], strict=True):
+                tensor.copy_(values)
+
+        if self._graphs == MOST_GRAPHS:
+            return None
+        self._graphs += 1
+        before = state()
+        expected = state(eager(x, y))
         restore()
-        same = all(map(torch.equal, state(replay()), expected))
-        problem = "" if same or required else "it gives other bits"
-    except Exception as error:
-        problem = shortened(f"{type(error).__name__}: {error}")
-        if required:
-            raise ConfigError(f"the clients' step cannot be a CUDA graph: {problem}") from error
-    restore()
-    if problem:
-        note_once(f"the clients' steps are made one kernel at a time, without a CUDA graph: {problem}")
-        return None
-
-    def run(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-        for tensor, values in zip(inputs, leaves, strict=True):
-            tensor.copy_(values)
-        return [replay().clone()]
-
-    return run
-
-
-def recorded(step: Callable[[], torch.Tensor], device: str) -> Callable[[], torch.Tensor]:
-    """Return a function that launches the kernels of `step` on a GPU; its result is the same tensor each time."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device):
-        current, stream = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(current)
         try:
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UPS):
-                    step()
-                with torch.cuda.graph(graph, stream=stream):
-                    loss = step()
-        finally:
-            current.wait_stream(stream)
+            replay = self.record(lambda: eager(x, y))
+            restore()
+            same = all(map(torch.equal, state(replay()), expected))
+            problem = "" if same or self._required else "it gives other bits"
+        except Exception as error:
+            problem = shortened(f"{type(error).__name__}: {error}")
+            if self._required:
+                raise ConfigError(f"the clients' step cannot be a CUDA graph: {problem}") from error
+        restore()
+        if problem:
+            self._graphs = MOST_GRAPHS
+            note_once(f"the clients' steps are made one kernel at a time, without a CUDA graph: {problem}")
+            return None
 
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return loss
+        def run(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+            for tensor, values in zip(inputs, leaves, strict=True):
+                tensor.copy_(values)
+            return [replay().clone()]
 
-    return replay
+        return run
+
+    def record(self, step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """Return a function that launches the kernels of `step`; its result is the same tensor each time."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._model.device):
+            current, stream = torch.cuda.current_stream(), recording_stream(self._model.device)
+            stream.wait_stream(current)
+            try:
+                with torch.cuda.stream(stream):
+                    for _ in range(WARM_UPS):
+                        step()
+                    with torch.cuda.graph(graph, self._pool, stream):
+                        loss = step()
+            finally:
+                current.wait_stream(stream)
+        self._pool = graph.pool()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return loss
+
+        return replay
+
+
+@cache
+def recording_stream(device: str) -> torch.cuda.Stream:
+    """Return the one stream of a GPU on which steps are recorded; libraries keep memory for each stream."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 def _compiled(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> CompiledRun:

@@ -21,7 +21,7 @@ from afflux.ops.validation import MOST_COUNT, brief, known, raise_if_from_signal
 from afflux.rules.specs import VALIDATION_VECTOR
 from afflux.server.server import Server
 from afflux.sim.clients.batches import batch_indices, call, gives_batches, has_room, on_device, resident, take
-from afflux.sim.clients.compiled_training import CompiledStep, NativeStep, graphed
+from afflux.sim.clients.compiled_training import EAGER_BATCHES, CompiledStep, GraphedStep, NativeStep
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import DivergedError, TrainingError, note_on_errors, text_with_notes
 from afflux.sim.workload.config import IMAGES, PAPERS, PROXIMAL, SimConfig
@@ -110,7 +110,7 @@ class Trainer:
         self._compiled: CompiledStep | None = None
         # Networks of the package do the same each time; another module may not, unless the setting says so.
         if model.device != "cpu" and (config.compile or config.task.partition(":")[0] in (IMAGES, PAPERS)):
-            self._compiled = CompiledStep(partial(graphed, model, config.compile))
+            self._compiled = CompiledStep(GraphedStep(model, config.compile).compile_like, EAGER_BATCHES)
         elif config.compile:
             native = NativeStep(model, self._loss, config, self._pulled, self._shift)
             self._compiled = CompiledStep(native.compile_like)
@@ -185,7 +185,7 @@ class Trainer:
         self._terms = self._gradient_terms(shift)
         losses, lengths, total = [], [], 0.0
         for x, y, length in self._batches(data, indices):
-            if self._compiled is not None and length == config.batch_size:
+            if self._compiled is not None and (length == config.batch_size or self._model.device != "cpu"):
                 losses.append(self._compiled(x, y, self._step))
             else:
                 losses.append(self._step(x, y))
