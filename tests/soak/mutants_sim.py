@@ -87,6 +87,32 @@ scaffold: the control of a client is the gradient of its loss alone
 -= gradient - shift
 += gradient
 
+test_gpu_clients.py
+graphs: a batch is that of the recorded step
+-in zip(inputs, leaves, strict=True):
++in zip(inputs, inputs, strict=True):
+graphs: all losses are the last one
+-[replay().clone()]
++[replay()]
+graphs: other bits are accepted
+-if same or self._required else
++if True else
+graphs: a run records any number of shapes
+-if self._graphs == MOST_GRAPHS:
++if self._graphs > MOST_GRAPHS + 9:
+graphs: a shift is that of the first training
+-own_shift.copy_(torch.from_numpy(shift))
++own_shift = torch.from_numpy(shift)
+graphs: a proximal term pulls to the model of the first training
+-start.copy_(self._model.flat)
++start = self._model.flat.clone()
+clients on a GPU: examples fill its memory
+-2 * size <= torch
++1 * size <= torch
+clients on a GPU: images are cropped by the numbers of another batch
+-top, left, flip = torch.randint(0, 2 * crops, (len(places), 3)).to(device).unbind(1)
++top, left, flip = torch.randint(0, 2 * crops, (3, len(places))).to(device)
+
 test_faulty_trainings.py
 scaffold: a faulty training changes the control
 - and np.isfinite(trained.update).all()
