@@ -98,8 +98,8 @@ graphs: other bits are accepted
 -if same or self._required else
 +if True else
 graphs: a run records any number of shapes
--if self._graphs == MOST_GRAPHS:
-+if self._graphs > MOST_GRAPHS + 9:
+-if shapes >= self._most:
++if shapes > self._most + 9:
 graphs: a shift is that of the first training
 -own_shift.copy_(torch.from_numpy(shift))
 +own_shift = torch.from_numpy(shift)

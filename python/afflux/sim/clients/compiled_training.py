@@ -57,7 +57,8 @@ CompiledRun = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 #: Makes a step on (x, y) by autograd, and returns the mean loss before it.
 EagerStep = Callable[[Any, Any], torch.Tensor]
 #: Returns the code for batches like the tensors of one, which are the leaves of a tree (x, y); None: none is of use.
-Compile = Callable[[EagerStep, list[torch.Tensor], TreeSpec], CompiledRun | None]
+#: The number is that of the shapes of batches before this one.
+Compile = Callable[[int, EagerStep, list[torch.Tensor], TreeSpec], CompiledRun | None]
 _kept: dict[str | None, CompiledRun] = {}
 
 
@@ -95,8 +96,8 @@ class CompiledStep:
         leaves, structure = tree_flatten((x, y))
         key = (structure, *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves))
         self._seen[key] += 1
-        if key not in self._runs and self._seen[key] > self._eager_batches:
-            self._runs[key] = self._compile_like(eager, leaves, structure)
+        if self._seen[key] == self._eager_batches + 1:
+            self._runs[key] = self._compile_like(len(self._runs), eager, leaves, structure)
         run = self._runs.get(key)
         return eager(x, y) if run is None else run(leaves)[0]
 
@@ -130,16 +131,14 @@ class NativeStep:
         tensors = dict(model.module.named_parameters()) | dict(model.module.named_buffers())
         self._constant = {name: tensor.detach() for name, tensor in tensors.items() if name not in trained}
         self._fixed += self._constant.values()
-        self._shapes = 0
 
-    def compile_like(self, eager: EagerStep, leaves: list[torch.Tensor], structure: TreeSpec) -> CompiledRun:
+    def compile_like(self, shapes: int, eager: EagerStep, leaves: list[torch.Tensor], tree: TreeSpec) -> CompiledRun:
         """See `Compile`."""
-        if self._shapes == MOST_SHAPES:
+        if shapes == MOST_SHAPES:
             raise ConfigError(f"full batches have more than {MOST_SHAPES} shapes: too many to compile")
-        self._shapes += 1
         inputs = [*self._fixed, *leaves]
         try:
-            run = _compiled(self._trace(inputs, structure), inputs)
+            run = _compiled(self._trace(inputs, tree), inputs)
         except ConfigError:
             raise
         except Exception as error:
@@ -205,18 +204,19 @@ class GraphedStep:
             required: whether a step that cannot be recorded is an error. If not, it is made by autograd, and so is one
                 whose graph gives other bits when it is recorded.
         """
-        self._model, self._required = model, required
-        self._graphs = 0
+        self._model, self._required, self._most = model, required, MOST_GRAPHS
         self._pool: Any = None  # the memory of all graphs, because only one runs at a time
 
-    def compile_like(self, eager: EagerStep, leaves: list[torch.Tensor], structure: TreeSpec) -> CompiledRun | None:
+    def compile_like(
+        self, shapes: int, eager: EagerStep, leaves: list[torch.Tensor], tree: TreeSpec
+    ) -> CompiledRun | None:
         """See `Compile`. The terms of `eager` must be in the same memory each time.
 
         Raises:
             ConfigError: a step that is required cannot be recorded.
         """
         model, inputs = self._model, [leaf.clone() for leaf in leaves]
-        x, y = tree_unflatten(inputs, structure)
+        x, y = tree_unflatten(inputs, tree)
         changed = [model.flat, *model.module.buffers()]
 
         def state(*losses: torch.Tensor) -> list[torch.Tensor]:
@@ -227,9 +227,8 @@ class GraphedStep:
             for tensor, values in zip(changed, before[1:], strict=True):
                 tensor.copy_(values)
 
-        if self._graphs == MOST_GRAPHS:
+        if shapes >= self._most:
             return None
-        self._graphs += 1
         before = state()
         expected = state(eager(x, y))
         restore()
@@ -244,7 +243,7 @@ class GraphedStep:
                 raise ConfigError(f"the clients' step cannot be a CUDA graph: {problem}") from error
         restore()
         if problem:
-            self._graphs = MOST_GRAPHS
+            self._most = 0
             note_once(f"the clients' steps are made one kernel at a time, without a CUDA graph: {problem}")
             return None
 
