@@ -154,6 +154,9 @@ struct Backend {
   // The parts are [first, last); *last has the end of the last part. `change` is as for Kernels::ingest.
   IngestSums (*ingest)(const Where& where, const Part* first, const Part* last, const PartChange* change,
                        const View<void>& slot);
+  // The same for parts in the memory of the host, which up to `num_threads` threads copy. The base is on the device.
+  IngestSums (*ingest_from_host)(const Where& where, const Part* first, const Part* last, const PartChange* change,
+                                 const View<void>& slot, int num_threads);
   // sums[i * right_count + j] = <left[i], right[j]>; for symmetric panels only where j <= i
   void (*gram)(const Where& where, const GramPanels& panels, double* sums);
   // The sums are those of Kernels::inner.

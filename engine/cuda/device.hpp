@@ -2,6 +2,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "api/kernels.hpp"
+#include "cuda/pieces.hpp"
 
 namespace afflux::cuda {
 
@@ -113,9 +115,34 @@ class Pages {
   std::vector<void*> free_;
 };
 
+// Pinned memory of the host, and as much of the current device.
+class DevicePiece {
+ public:
+  DevicePiece() : DevicePiece(nullptr) {  // so that an exception frees what is allocated
+    AFFLUX_CUDA(cudaEventCreateWithFlags(&read, cudaEventDisableTiming));
+    AFFLUX_CUDA(cudaMalloc(&device, static_cast<std::size_t>(kPieceBytes)));
+    AFFLUX_CUDA(cudaHostAlloc(&host, static_cast<std::size_t>(kPieceBytes), cudaHostAllocPortable));
+  }
+  ~DevicePiece() {
+    if (host != nullptr) cudaFreeHost(host);
+    if (device != nullptr) cudaFree(device);
+    if (read != nullptr) cudaEventDestroy(read);
+  }
+  DevicePiece(const DevicePiece&) = delete;
+  DevicePiece& operator=(const DevicePiece&) = delete;
+
+  unsigned char *host = nullptr, *device = nullptr;
+  cudaEvent_t read = nullptr;  // after it, the host may write the piece
+
+ private:
+  explicit DevicePiece(std::nullptr_t) {}
+};
+
 // One call's work on a stream. The destructor frees the allocated memory, in the order of the stream.
 class DeviceExecutor {
  public:
+  using Piece = DevicePiece;
+
   explicit DeviceExecutor(const Where& where) : where_(where), stream_(static_cast<cudaStream_t>(where.stream)) {
     AFFLUX_CUDA(cudaGetDevice(&before_));
     AFFLUX_CUDA(cudaSetDevice(where.device));
@@ -144,6 +171,20 @@ class DeviceExecutor {
   void download(void* to, const void* from, std::int64_t bytes) {
     AFFLUX_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream_));
     AFFLUX_CUDA(cudaStreamSynchronize(stream_));
+  }
+  // Copies from memory of the host that the device reads itself, and does not wait.
+  void send(void* to, const void* from, std::int64_t bytes) { upload(to, from, bytes); }
+  // The piece is in use until all work before this call is done.
+  void mark(DevicePiece& piece) { AFFLUX_CUDA(cudaEventRecord(piece.read, stream_)); }
+  void wait(DevicePiece& piece) { AFFLUX_CUDA(cudaEventSynchronize(piece.read)); }
+  // Returns true if the device reads this memory of the host itself, as it does pinned memory.
+  static bool reads_itself(const void* data, std::int64_t bytes) {
+    const auto is_pinned = [](const void* address) {
+      cudaPointerAttributes attributes{};
+      if (cudaPointerGetAttributes(&attributes, address) != cudaSuccess) cudaGetLastError();
+      return attributes.type == cudaMemoryTypeHost;
+    };
+    return is_pinned(data) && is_pinned(static_cast<const char*>(data) + bytes - 1);
   }
   // Copies on the device.
   void copy(void* to, const void* from, std::int64_t bytes) {

@@ -6,6 +6,7 @@
 
 #include "afflux/order.hpp"
 #include "api/kernels.hpp"
+#include "cuda/pieces.hpp"
 #include "cuda/staging.hpp"
 #include "cuda/tree.hpp"
 #include "cuda/vector4.hpp"
@@ -21,7 +22,7 @@ struct IngestBody {
   static constexpr int kThreads = 256, kWarps = kThreads / kWarp;
   static constexpr int kBlocks = kSuperblock / kBlock, kColumns = kLanes / kFour, kRows = kBlock / kLanes;
   // Of a multiprocessor. nvcc 13.0 would choose 3 for conversions, and spill registers.
-  static constexpr int kBlocksTogether = std::is_void_v<P> ? 0 : 2;
+  static constexpr int kBlocksTogether = kSame ? 0 : 2;
   // Rows whose loads are in progress at once, limited by the registers.
   static constexpr int kTogether = sizeof(T) == 8 || !std::is_void_v<P> ? 4 : 8;
   static_assert(kThreads == kBlocks * kColumns && kRows % kTogether == 0, "threads must cover a superblock");
@@ -34,13 +35,19 @@ struct IngestBody {
     std::int64_t first_nonfinite[kThreads];
   };
 
-  Part only;          // the part, if there is one
-  const Part* parts;  // else all
-  std::int64_t part_count;
+  SentParts parts;
+  std::int64_t first_superblock;
   PartChange change;
   T* slot;
   std::int64_t size;
-  IngestSums* nodes;  // one for each superblock
+  IngestSums* nodes;  // one for each superblock from `first_superblock` on
+
+  void set(const SentParts& sent, std::int64_t first, const PartChange* conversion, const View<void>& to,
+           IngestSums* all) {
+    parts = sent, first_superblock = first, nodes = all + first;
+    if (conversion != nullptr) change = *conversion;
+    slot = static_cast<T*>(to.data), size = to.size;
+  }
 
   // The reductions of a thread: over four lanes of one block.
   struct Sums {
@@ -54,15 +61,17 @@ struct IngestBody {
     Part part;
     std::int64_t index, end;
   };
-  AFFLUX_DEVICE Piece piece(std::int64_t index) const { return {parts[index], index, parts[index + 1].begin}; }
+  AFFLUX_DEVICE Piece piece(std::int64_t index) const {
+    return {parts.list[index], index, parts.list[index + 1].begin};
+  }
 
   // Returns the part that holds element i.
   AFFLUX_DEVICE Piece piece_with(std::int64_t i) const {
-    if (part_count == 1) return {only, 0, size};
-    std::int64_t low = 0, high = part_count;
+    if (parts.count == 1) return {parts.first, 0, size};
+    std::int64_t low = 0, high = parts.count;
     while (high - low > 1) {
       const std::int64_t middle = low + (high - low) / 2;
-      (parts[middle].begin <= i ? low : high) = middle;
+      (parts.list[middle].begin <= i ? low : high) = middle;
     }
     return piece(low);
   }
@@ -220,7 +229,7 @@ struct IngestBody {
     typename Block::template Each<Value> lows[kFour], highs[kFour], low, high;
     block.each_in_warp([&](int thread) {
       const int row = thread / kColumns, first = thread % kColumns * kFour;
-      const Sums sums = sums_of(block.index * kSuperblock + row * kBlock, first);
+      const Sums sums = sums_of((first_superblock + block.index) * kSuperblock + row * kBlock, first);
       AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
         squares[j][thread] = sums.squares.at[j];
@@ -272,44 +281,65 @@ struct IngestBody {
   }
 };
 
-template <class Executor, class T, class P, bool kSame = false>
-IngestSums ingest_as(Executor& executor, const Part* first, const Part* last, const PartChange& change,
-                     const View<void>& slot) {
-  const std::int64_t count = superblocks_of(slot.size);
+// Calls run(nodes), which fills the nodes of all superblocks, and returns their root.
+template <class Executor, class Run>
+IngestSums root_of(Executor& executor, std::int64_t size, const Run& run) {
+  const std::int64_t count = superblocks_of(size);
   const auto root = static_cast<IngestSums*>(executor.results(sizeof(IngestSums)));
   IngestSums* nodes = root;
   if (count > 1)
     nodes = static_cast<IngestSums*>(executor.allocate(count * static_cast<std::int64_t>(sizeof(IngestSums))));
-  Staging staging;
-  const std::int64_t parts = last - first > 1 ? staging.add(first, last - first + 1) : 0;
-  staging.upload(executor);
-  executor.run(count, IngestBody<T, P, kSame>{*first, staging.at<const Part>(parts), last - first, change,
-                                              static_cast<T*>(slot.data), slot.size, nodes});
+  run(nodes);
   if (count > 1) join_lists(executor, nodes, 1, count, root);
   IngestSums sums;
   executor.fetch(&sums, root, sizeof sums);
   return sums;
 }
 
-template <class Executor, class T>
-IngestSums ingest_into(Executor& executor, const Part* first, const Part* last, const PartChange* change,
-                       const View<void>& slot) {
+// Calls body(kernel), with the kernel's types for an update.
+template <class T, class Body>
+IngestSums with_kernel(const Part* first, const Part* last, const PartChange* change, const Body& body) {
   if (change == nullptr) {
-    if (std::all_of(first, last, [&](const Part& part) { return part.type == slot.type; }))
-      return ingest_as<Executor, T, void, true>(executor, first, last, {}, slot);
-    return ingest_as<Executor, T, void>(executor, first, last, {}, slot);
+    const bool same = std::all_of(first, last, [](const Part& part) { return part.type == TypeOf<T>::value; });
+    return same ? body(IngestBody<T, void, true>{}) : body(IngestBody<T, void>{});
   }
-  if (change->base_type == Type::float64) return ingest_as<Executor, T, double>(executor, first, last, *change, slot);
-  return ingest_as<Executor, T, float>(executor, first, last, *change, slot);
+  return change->base_type == Type::float64 ? body(IngestBody<T, double>{}) : body(IngestBody<T, float>{});
+}
+template <class Body>
+IngestSums with_kernel(const Part* first, const Part* last, const PartChange* change, Type slot, const Body& body) {
+  if (slot == Type::float64) return with_kernel<double>(first, last, change, body);
+  if (slot == Type::bfloat16) return with_kernel<Bfloat16>(first, last, change, body);
+  return with_kernel<float>(first, last, change, body);
 }
 
 template <class Executor>
 IngestSums ingest(const Where& where, const Part* first, const Part* last, const PartChange* change,
                   const View<void>& slot) {
   Executor executor(where);
-  if (slot.type == Type::float64) return ingest_into<Executor, double>(executor, first, last, change, slot);
-  if (slot.type == Type::bfloat16) return ingest_into<Executor, Bfloat16>(executor, first, last, change, slot);
-  return ingest_into<Executor, float>(executor, first, last, change, slot);
+  return with_kernel(first, last, change, slot.type, [&](auto kernel) {
+    return root_of(executor, slot.size, [&](IngestSums* nodes) {
+      Staging staging;
+      const std::int64_t list = last - first > 1 ? staging.add(first, last - first + 1) : 0;
+      staging.upload(executor);
+      kernel.set({*first, staging.at<const Part>(list), last - first}, 0, change, slot, nodes);
+      executor.run(superblocks_of(slot.size), kernel);
+    });
+  });
+}
+
+template <class Executor>
+IngestSums ingest_from_host(const Where& where, const Part* first, const Part* last, const PartChange* change,
+                            const View<void>& slot, int num_threads) {
+  Executor executor(where);
+  Sender<Executor> sender(executor, where.device, first, last, num_threads);
+  return with_kernel(first, last, change, slot.type, [&](auto kernel) {
+    return root_of(executor, slot.size, [&](IngestSums* nodes) {
+      for (std::int64_t begin = 0, end = 0; begin < slot.size; begin = end) {
+        kernel.set(sender.send(begin, slot.size, &end), begin / kSuperblock, change, slot, nodes);
+        executor.run(superblocks_of(end - begin), kernel);
+      }
+    });
+  });
 }
 
 }  // namespace afflux::cuda

@@ -11,8 +11,8 @@
 namespace afflux::cuda {
 
 template <class Executor>
-constexpr Backend kBackendOn{Executor::why_not, ingest<Executor>,     gram<Executor>,
-                             inner<Executor>,   apply<Executor>,      encode<Executor>,
-                             decode<Executor>,  read_heads<Executor>, write_heads<Executor>};
+constexpr Backend kBackendOn{Executor::why_not,    ingest<Executor>,     ingest_from_host<Executor>, gram<Executor>,
+                             inner<Executor>,      apply<Executor>,      encode<Executor>,           decode<Executor>,
+                             read_heads<Executor>, write_heads<Executor>};
 
 }  // namespace afflux::cuda

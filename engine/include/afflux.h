@@ -252,7 +252,8 @@ AFFLUX_API int32_t afflux_order_version(void);
 /* The message of the last failed call of this thread; valid until the thread's next call. */
 AFFLUX_API const char* afflux_last_error(void);
 
-/* Copies a client's vector into a slot; `conversion` may be null. afflux_ingest_parts takes it in many views. */
+/* Copies a client's vector into a slot; `conversion` may be null. afflux_ingest_parts takes it in many views.
+   The vector may be on the host, and the slot on a GPU. */
 AFFLUX_API int afflux_ingest(const afflux_view* update, const afflux_view* slot, int num_threads,
                              const afflux_conversion* conversion, int64_t until_read, afflux_statistics* statistics);
 AFFLUX_API int afflux_ingest_parts(const afflux_views* parts, const afflux_view* slot, int num_threads,

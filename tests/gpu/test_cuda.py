@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import permutations
 
@@ -53,7 +54,7 @@ def made(rng, size, dtype="float32", shift=0):
     wide = rng.standard_normal(size) * np.exp2(rng.integers(-20, 12, size))
     kind = STORED[dtype]
     item = np.dtype(kind).itemsize
-    room = np.empty(size * item + 128, np.uint8)
+    room = np.empty(size * item + 192, np.uint8)
     begin = -room.ctypes.data % 64 + shift * item
     out = room[begin : begin + size * item].view(kind)
     out[:] = (wide.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else wide
@@ -97,6 +98,89 @@ def test_ingest_of_parts():
         expected = ops.ingest([host(part, kind) for part, kind in zip(parts, kinds, strict=True)], slot)
     assert ops.ingest([put(part, kind) for part, kind in zip(parts, kinds, strict=True)], theirs) == expected
     assert bits(get(theirs, np.float32)) == bits(slot)
+
+
+#: Elements of float32 that go through four pieces of memory (engine/cuda/pieces.hpp), more than a call has.
+PIECES = 4 * 2**19 + 70_001
+
+
+def from_host(parts, slot, to, conversion=None):
+    """Parts on the host into a slot on the GPU: what the same gives on the CPU."""
+    mine, theirs = host(slot, to), put(slot, to)
+    base = None if conversion is None else conversion.base
+    with on_host():
+        expected = ops.ingest(parts, mine, conversion=conversion)
+        moved = None if base is None else conversion._replace(base=put(base))
+        assert ops.ingest(parts, theirs, num_threads=2, conversion=moved or conversion) == expected
+    assert bits(get(theirs, slot.dtype)) == bits(np.asarray(mine))
+    return expected
+
+
+@needs_device
+@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("to", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("size", [1, 2049, 140_003])
+def test_ingest_from_the_host(size, to, kind):
+    """Memory that the GPU reads itself, as the emulated one does at some addresses, and other memory."""
+    rng = np.random.default_rng(size)
+    item = np.dtype(STORED[kind]).itemsize
+    for shift in (0, 1, 64 // item, 128 // item):
+        update = made(rng, size, kind, shift)
+        if shift > 1:
+            update[size // 3] = 0x7F80 if kind == "bfloat16" else np.inf
+        from_host(host(update, kind), made(rng, size, to, shift % 2), to)
+
+
+@needs_device
+def test_ingest_from_the_host_in_pieces():
+    """Pieces are used again when the GPU has read them; the first value that is not finite is in the fourth."""
+    rng = np.random.default_rng(0)
+    update = np.empty(PIECES + 48, np.float32)
+    for line in range(3):  # one of them begins where the emulated GPU reads itself
+        part = update[16 * line :][:PIECES]
+        part[:] = rng.standard_normal(PIECES)
+        assert from_host(part, np.empty(PIECES, np.float32), "float32").first_nonfinite is None
+    part[PIECES - 5] = -np.inf
+    assert from_host(part, np.empty(PIECES, np.float32), "float32").first_nonfinite == PIECES - 5
+
+
+@needs_device
+def test_ingest_from_the_host_of_parts():
+    """Neighbours of one type become one part; 60,000 parts of two types, and their list, are more than a piece."""
+    rng = np.random.default_rng(0)
+    kinds = ["float32", "float64", "float16", "bfloat16", "float32", "float32"]
+    parts = [made(rng, size, kind) for size, kind in zip([1, 70_001, 0, 4096, 63, 66_000], kinds, strict=True)]
+    many = [np.full(1, i, ("float32", "float64")[i % 2]) for i in range(60_000)]
+    for some, others in (([], []), ([], many), ([made(rng, 700_000)], many)):
+        laid = [*some, *(host(part, kind) for part, kind in zip(parts, kinds, strict=True)), *others]
+        slot = np.empty(sum(np.asarray(part).size for part in laid), np.float32)
+        from_host(laid, slot, "float32")
+
+
+@needs_device
+@pytest.mark.parametrize("base", ["float32", "float64"])
+def test_ingest_from_the_host_with_a_conversion(base):
+    """The base is on the GPU."""
+    rng = np.random.default_rng(1)
+    sizes, kinds = [100_000, 30_000, 10_003], ["float32", "bfloat16", "float64"]
+    parts = [host(made(rng, size, kind), kind) for size, kind in zip(sizes, kinds, strict=True)]
+    params = rng.standard_normal(sum(sizes)).astype(base)
+    for given, wanted in permutations(("update", "gradient", "model"), 2):
+        for to in ("float32", "float64", "bfloat16"):
+            from_host(parts, made(rng, sum(sizes), to), to, ops.Conversion(given, wanted, params, 0.3))
+
+
+@needs_device
+def test_ingest_from_the_host_by_many_threads():
+    """More calls than there are pieces for: some have fewer, or wait."""
+    rng = np.random.default_rng(2)
+    updates = [rng.standard_normal(PIECES).astype(np.float32) for _ in range(3)]
+    slots = [put(np.zeros(PIECES, np.float32)) for _ in range(9)]
+    with on_host(), ThreadPoolExecutor(9) as pool:
+        facts = list(pool.map(ops.ingest, updates * 3, slots))
+        assert facts == [ops.ingest(update, np.empty_like(update)) for update in updates] * 3
+    for update, slot in zip(updates * 3, slots, strict=True):
+        assert bits(get(slot, np.float32)) == bits(update)
 
 
 @needs_device
@@ -323,6 +407,11 @@ def test_what_lies_elsewhere_is_refused():
         with pytest.raises(UnavailableError, match=r"\[apply\] weights is on cuda:0, expected the CPU"):
             ops.apply(ops.Pass(put(x), put(x), ops.Combine([put(x)], put(np.ones(1)))))
         check_error(r"\[ingest\] slot is on the CPU, update is on cuda:0", ops.ingest, put(x), x)
+        slot, base = put(np.ones(10, np.float32)), np.ones(10, np.float32)
+        check_error(r"\[ingest\] update\[1\] is on cuda:0, expected the CPU", ops.ingest, [x, put(x)], slot)
+        check_error(r"\[ingest\] update\[1\] is on the CPU, update\[0\] is on cuda:0", ops.ingest, [put(x), x], slot)
+        how = ops.Conversion("model", "update", base)
+        check_error(r"\[ingest\] slot is on cuda:0, base is on the CPU", ops.ingest, [x, x], slot, conversion=how)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@
 // Results. Every result is the same bit for bit on any number of threads, on any instruction set (see order.hpp), and
 // on a GPU.
 //
-// Devices. A call runs on the device of its vectors, which must all be on one device. Lists, weights and the products
-// of `gram` and `inner` are on the host.
+// Devices. A call runs on the device of its vectors, which must all be on one device; only the update of `ingest` may
+// be on the host, and its slot on a GPU. Lists, weights and the products of `gram` and `inner` are on the host.
 //
 // Errors. An entry point checks all arguments before it writes: after an Error or Unavailable, nothing has changed. It
 // throws std::bad_alloc where memory is short, and std::runtime_error for an error of CUDA.
@@ -23,8 +23,9 @@
 // Memory and threads. On the CPU, scratch memory does not grow with d, apart from the checksums: 4 bytes for each
 // superblock (65,536 elements) and 4 for each piece of a sweep, of every vector; and from vectors in parts: 24 bytes
 // for each part, and 32 for each piece. On a GPU, the reductions (`ingest`, `gram`, `inner`) allocate one partial
-// result for each superblock. The first call that needs helper threads creates their pool; a forked child creates its
-// own. No function prints.
+// result for each superblock; updates from the host pass through at most 24 MiB of pinned memory, and 24 MiB of the
+// GPU, which are kept. The first call that needs helper threads creates their pool; a forked child creates its own. No
+// function prints.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -88,6 +89,9 @@ struct Conversion {
 // Cost: each byte of the parts is read once, and each byte of the slot is written once. `until_read` is the caller's
 // estimate of the bytes that pass through the caches before the slot is read. Policy::stream says from how many bytes
 // on the slot is written past the caches.
+//
+// From the host to a slot on a GPU: up to `num_threads` threads copy the update into pinned memory, in pieces, while
+// the GPU reads the piece before. An update in pinned memory is read by the GPU itself. The base is on the GPU.
 Statistics ingest(List<View<const void>> parts, View<void> slot, int num_threads = 1,
                   const Conversion* conversion = nullptr, std::int64_t until_read = 0);
 Statistics ingest(View<const void> update, View<void> slot, int num_threads = 1, const Conversion* conversion = nullptr,

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
-from afflux._engine import Buffer, Pool, RowCheck
+from afflux._engine import RowCheck
 from afflux.arrays.devices import HOST, Device, as_list
-from afflux.arrays.interop import Array, as_torch, gpu_of, is_cupy, is_torch, kind_of, on_host
+from afflux.arrays.interop import Array, as_torch, gpu_of, is_cupy, is_torch
 from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.units import ITEM_BYTES
 
@@ -42,7 +42,6 @@ class Gpu(Device):
     def __init__(self, index: int) -> None:
         self.index = index
         self.name = self.alone = f"cuda:{index}"
-        self._staging: dict[tuple[int, str], Pool] = {}
         self._bounces: list[tuple[npt.NDArray[Any], Callable[[], bool]]] = []
         self._lock = Lock()
 
@@ -93,16 +92,7 @@ class Gpu(Device):
         conversion: ops.Conversion | None = None,
         beside: RowCheck | None = None,
     ) -> ops.Ingested:
-        if any(gpu_of(part) is not None for part in as_list(parts)):
-            return ops.ingest(parts, slot, num_threads=num_threads, conversion=conversion)
-        if conversion is not None and conversion.base is not None:
-            conversion = conversion._replace(base=on_host(conversion.base))
-        # Updates received over a network are in the host's memory: they are checked there, and copied once.
-        key = len(slot), kind_of("slot", slot)
-        staging = Buffer(self._staging.setdefault(key, Pool(*key, 0)))
-        facts = ops.ingest(parts, staging, num_threads=num_threads, conversion=conversion)
-        self.fill(slot, np.asarray(staging))
-        return facts
+        return ops.ingest(parts, slot, num_threads=num_threads, conversion=conversion)
 
 
 class Torch(Gpu):

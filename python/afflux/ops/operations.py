@@ -76,7 +76,8 @@ def ingest(
 
     Args:
         update: (d,), or a list or tuple of C-contiguous arrays of any shapes with d elements in all; float32, float64,
-            float16 or bfloat16, in any mixture.
+            float16 or bfloat16, in any mixture. It may be on the host, and the slot and the base on a GPU, which
+            reads pinned memory itself.
         slot: (d,) float32, float64 or bfloat16, overwritten.
         num_threads: at least 1; one by default, because many pushes may run at once.
         conversion: converts the update while it is copied into the slot; None: a plain copy.
