@@ -2,11 +2,12 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <mutex>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -83,60 +84,50 @@ inline cudaMemPool_t scratch_pool(std::int32_t device) {
   return pools.at(static_cast<std::size_t>(device));
 }
 
-// Pages of pinned memory of the host, which every device can write. A page is kept for later calls.
-class Pages {
+// Pinned memory of the host, which every device can write, and as much of the current device. They are kept for later
+// calls (pieces.hpp), at most `kCount` of them.
+template <std::int64_t kSize, std::size_t kCount>
+class DevicePair {
  public:
-  static constexpr std::int64_t kBytes = 4096;
+  static constexpr std::int64_t kBytes = kSize;
+  static constexpr std::size_t kMost = kCount;
 
-  static Pages& all() {
-    static Pages* const pages = new Pages;  // never deleted: the driver may end before static objects do
-    return *pages;
+  DevicePair() : DevicePair(nullptr) {  // so that an exception frees what is allocated
+    AFFLUX_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+    AFFLUX_CUDA(cudaMalloc(&device, static_cast<std::size_t>(kBytes)));
+    AFFLUX_CUDA(cudaHostAlloc(&host, static_cast<std::size_t>(kBytes), cudaHostAllocPortable | cudaHostAllocMapped));
   }
-  void* take() {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (!free_.empty()) {
-        void* const page = free_.back();
-        free_.pop_back();
-        return page;
-      }
-    }
-    void* page = nullptr;
-    AFFLUX_CUDA(cudaHostAlloc(&page, kBytes, cudaHostAllocPortable | cudaHostAllocMapped));
-    return page;
-  }
-  void give_back(void* page) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    free_.push_back(page);
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<void*> free_;
-};
-
-// Pinned memory of the host, and as much of the current device.
-class DevicePiece {
- public:
-  DevicePiece() : DevicePiece(nullptr) {  // so that an exception frees what is allocated
-    AFFLUX_CUDA(cudaEventCreateWithFlags(&read, cudaEventDisableTiming));
-    AFFLUX_CUDA(cudaMalloc(&device, static_cast<std::size_t>(kPieceBytes)));
-    AFFLUX_CUDA(cudaHostAlloc(&host, static_cast<std::size_t>(kPieceBytes), cudaHostAllocPortable));
-  }
-  ~DevicePiece() {
+  ~DevicePair() {
     if (host != nullptr) cudaFreeHost(host);
     if (device != nullptr) cudaFree(device);
-    if (read != nullptr) cudaEventDestroy(read);
+    if (event_ != nullptr) cudaEventDestroy(event_);
   }
-  DevicePiece(const DevicePiece&) = delete;
-  DevicePiece& operator=(const DevicePiece&) = delete;
+  DevicePair(const DevicePair&) = delete;
+  DevicePair& operator=(const DevicePair&) = delete;
+
+  // The memory is in use until all work of the stream before this call is done.
+  void mark(cudaStream_t stream) {
+    AFFLUX_CUDA(cudaEventRecord(event_, stream));
+    marked_ = true;
+  }
+  void wait() {
+    if (marked_) AFFLUX_CUDA(cudaEventSynchronize(event_));
+    marked_ = false;
+  }
 
   unsigned char *host = nullptr, *device = nullptr;
-  cudaEvent_t read = nullptr;  // after it, the host may write the piece
 
  private:
-  explicit DevicePiece(std::nullptr_t) {}
+  explicit DevicePair(std::nullptr_t) {}
+
+  cudaEvent_t event_ = nullptr;
+  bool marked_ = false;
 };
+
+// For vectors of the host.
+using DevicePiece = DevicePair<kPieceBytes, kMostPieces>;
+// For lists, scratch memory and results of a call.
+using DevicePage = DevicePair<std::int64_t{1} << 16, std::numeric_limits<std::size_t>::max()>;
 
 // One call's work on a stream. The destructor frees the allocated memory, in the order of the stream.
 class DeviceExecutor {
@@ -145,11 +136,12 @@ class DeviceExecutor {
 
   explicit DeviceExecutor(const Where& where) : where_(where), stream_(static_cast<cudaStream_t>(where.stream)) {
     AFFLUX_CUDA(cudaGetDevice(&before_));
-    AFFLUX_CUDA(cudaSetDevice(where.device));
+    if (before_ != where.device) AFFLUX_CUDA(cudaSetDevice(where.device));
   }
   ~DeviceExecutor() {
     for (void* const memory : allocated_) cudaFreeAsync(memory, stream_);
-    cudaSetDevice(before_);
+    if (page_ != nullptr) give_back_page();
+    if (before_ != where_.device) cudaSetDevice(before_);
   }
   DeviceExecutor(const DeviceExecutor&) = delete;
   DeviceExecutor& operator=(const DeviceExecutor&) = delete;
@@ -157,6 +149,7 @@ class DeviceExecutor {
   void* allocate(std::int64_t bytes) {
     void* memory = nullptr;
     if (bytes == 0) return memory;  // CUDA refuses it
+    if (const std::int64_t place = place_in_page(bytes, used_of_device_); place >= 0) return page().device + place;
     allocated_.reserve(allocated_.size() + 1);
     AFFLUX_CUDA(
         cudaMallocFromPoolAsync(&memory, static_cast<std::size_t>(bytes), scratch_pool(where_.device), stream_));
@@ -165,18 +158,24 @@ class DeviceExecutor {
   }
   // Copies from the host to the device. The memory `from` may be freed as soon as this returns.
   void upload(void* to, const void* from, std::int64_t bytes) {
+    if (const std::int64_t place = place_in_page(bytes, used_of_host_); place >= 0) {
+      std::memcpy(page().host + place, from, static_cast<std::size_t>(bytes));
+      from = page().host + place;
+    }
+    send(to, from, bytes);
+  }
+  // The same from pinned memory, which must stay until the copy is done.
+  void send(void* to, const void* from, std::int64_t bytes) {
     AFFLUX_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_));
   }
   // Copies from the device to the host, after all earlier work of the stream, and waits for it.
   void download(void* to, const void* from, std::int64_t bytes) {
     AFFLUX_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream_));
-    AFFLUX_CUDA(cudaStreamSynchronize(stream_));
+    wait();
   }
-  // Copies from memory of the host that the device reads itself, and does not wait.
-  void send(void* to, const void* from, std::int64_t bytes) { upload(to, from, bytes); }
   // The piece is in use until all work before this call is done.
-  void mark(DevicePiece& piece) { AFFLUX_CUDA(cudaEventRecord(piece.read, stream_)); }
-  void wait(DevicePiece& piece) { AFFLUX_CUDA(cudaEventSynchronize(piece.read)); }
+  void mark(DevicePiece& piece) const { piece.mark(stream_); }
+  void wait(DevicePiece& piece) const { piece.wait(); }
   // Returns true if the device reads this memory of the host itself, as it does pinned memory.
   static bool reads_itself(const void* data, std::int64_t bytes) {
     const auto is_pinned = [](const void* address) {
@@ -190,30 +189,29 @@ class DeviceExecutor {
   void copy(void* to, const void* from, std::int64_t bytes) {
     AFFLUX_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream_));
   }
-  // Returns memory for the results of this call, at most once: a page of the host, which the last kernel writes itself,
-  // or memory of the device if they are larger.
+  // Returns memory for results: of the host, which the last kernel writes itself, or of the device if they are many.
   void* results(std::int64_t bytes) {
-    if (bytes > Pages::kBytes) return allocate(bytes);
-    return page_ = Pages::all().take();
+    const std::int64_t place = place_in_page(bytes, used_of_host_);
+    return place < 0 ? allocate(bytes) : page().host + place;
   }
-  // Waits for the stream, and copies the results. A page that was not waited for is not used again.
+  // Waits for the stream, and copies the results.
   void fetch(void* to, const void* results, std::int64_t bytes) {
     if (page_ == nullptr) return download(to, results, bytes);
-    AFFLUX_CUDA(cudaStreamSynchronize(stream_));
-    std::memcpy(to, page_, static_cast<std::size_t>(bytes));
-    Pages::all().give_back(page_);
+    const auto offset = reinterpret_cast<std::uintptr_t>(results) - reinterpret_cast<std::uintptr_t>(page_->host);
+    if (offset >= static_cast<std::uintptr_t>(DevicePage::kBytes)) return download(to, results, bytes);
+    wait();
+    std::memcpy(to, results, static_cast<std::size_t>(bytes));
   }
   // Returns a flag that is 1, which kernels of this call may set to 0.
   std::int32_t* flag() {
-    const auto flag = static_cast<std::int32_t*>(results(sizeof(std::int32_t)));
+    const auto flag = reinterpret_cast<std::int32_t*>(page().host);
     *flag = 1;
     return flag;
   }
   // Waits for the stream. Returns true if the flag is still 1.
   bool flag_holds() {
-    std::int32_t flag = 0;
-    fetch(&flag, page_, sizeof flag);
-    return flag != 0;
+    wait();
+    return *reinterpret_cast<const std::int32_t*>(page_->host) != 0;
   }
   template <class Body>
   void run(std::int64_t blocks, const Body& body) {
@@ -223,8 +221,10 @@ class DeviceExecutor {
   }
 
   static std::string why_not(std::int32_t device) {
-    int count = 0;
-    const cudaError_t error = cudaGetDeviceCount(&count);
+    static std::atomic<int> known_count{0};  // every vector of a call is checked
+    int count = known_count;
+    const cudaError_t error = count > 0 ? cudaSuccess : cudaGetDeviceCount(&count);
+    known_count = error == cudaSuccess ? count : 0;
     if (error != cudaSuccess) {
       cudaGetLastError();
       return std::string("this machine has no GPU that CUDA can use: ") + cudaGetErrorString(error);
@@ -234,11 +234,42 @@ class DeviceExecutor {
   }
 
  private:
+  void wait() {
+    AFFLUX_CUDA(cudaStreamSynchronize(stream_));
+    waited_ = true;
+  }
+  // Returns the page of this call, which may then be used by its kernels and copies.
+  DevicePage& page() {
+    if (page_ == nullptr) {
+      page_ = PieceStore<DevicePage>::of(where_.device).take(true);
+      page_->wait();
+    }
+    waited_ = false;
+    return *page_;
+  }
+  // Returns an offset in the page of as many bytes that are not in use yet; -1: there are none.
+  static std::int64_t place_in_page(std::int64_t bytes, std::int64_t& used) {
+    constexpr std::int64_t kAlignment = 256;
+    const std::int64_t place = (used + kAlignment - 1) / kAlignment * kAlignment;
+    if (bytes > DevicePage::kBytes - place) return -1;
+    used = place + bytes;
+    return place;
+  }
+  void give_back_page() {
+    try {
+      if (!waited_) page_->mark(stream_);
+    } catch (...) {  // the device has failed; the next call says so
+    }
+    PieceStore<DevicePage>::of(where_.device).give_back(std::move(page_));
+  }
+
   Where where_;
   cudaStream_t stream_;
   int before_ = 0;
   std::vector<void*> allocated_;
-  void* page_ = nullptr;
+  std::unique_ptr<DevicePage> page_;
+  std::int64_t used_of_host_ = sizeof(std::int32_t), used_of_device_ = 0;  // of the page, which begins with the flag
+  bool waited_ = true;                                                     // false: the device may be using the page
 };
 
 }  // namespace afflux::cuda

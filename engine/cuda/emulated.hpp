@@ -41,6 +41,8 @@ struct HostBlock {
 
 // The memory of a host, and that of its device.
 struct HostPiece {
+  static constexpr std::size_t kMost = kMostPieces;
+
   std::unique_ptr<unsigned char[]> memory{new unsigned char[static_cast<std::size_t>(2 * kPieceBytes)]};
   unsigned char *const host = memory.get(), *const device = host + kPieceBytes;
 };

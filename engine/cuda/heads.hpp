@@ -67,11 +67,11 @@ std::vector<unsigned char> read_heads(const Where& where, const std::vector<cons
   const std::int64_t count = static_cast<std::int64_t>(rows.size()), bytes = count * kRowHead;
   Staging staging;
   const std::int64_t staged = staging.add(rows.data(), count);
-  const auto heads = static_cast<unsigned char*>(executor.allocate(bytes));
+  const auto heads = static_cast<unsigned char*>(executor.results(bytes));
   staging.upload(executor);
   executor.run(count, ReadHeadsBody{staging.at<const unsigned char* const>(staged), heads});
   std::vector<unsigned char> fetched(static_cast<std::size_t>(bytes));
-  executor.download(fetched.data(), heads, bytes);
+  executor.fetch(fetched.data(), heads, bytes);
   return fetched;
 }
 

@@ -16,6 +16,7 @@
 namespace afflux::cuda {
 
 constexpr std::int64_t kPieceBytes = std::int64_t{1} << 21;  // of pinned memory, and as many of the device
+constexpr std::size_t kMostPieces = 12;                      // of a device: four calls at once run at full speed
 
 // The pieces of one device that no call uses. They are kept for later calls. Thread-safe.
 template <class Piece>
@@ -23,17 +24,18 @@ class PieceStore {
  public:
   static PieceStore& of(std::int32_t device) {
     static std::mutex mutex;
-    static auto* const stores = new std::map<std::int32_t, PieceStore>;  // never deleted, as Pages
+    static auto* const stores =
+        new std::map<std::int32_t, PieceStore>;  // never deleted: the driver may end before static objects do
     const std::lock_guard<std::mutex> lock(mutex);
     return stores->try_emplace(device).first->second;
   }
   // Returns a piece. If all are in use, it waits for one, or returns null if it may not wait.
   std::unique_ptr<Piece> take(bool may_wait) {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (may_wait) freed_.wait(lock, [&] { return !free_.empty() || count_ < kMost; });
-    if (free_.empty() && count_ == kMost) return nullptr;
+    if (may_wait) freed_.wait(lock, [&] { return !free_.empty() || count_ < Piece::kMost; });
+    if (free_.empty() && count_ == Piece::kMost) return nullptr;
     if (free_.empty()) {
-      free_.reserve(kMost);  // so that give_back never allocates
+      free_.reserve(count_ + 1);  // so that give_back never allocates
       auto piece = std::make_unique<Piece>();
       ++count_;
       return piece;
@@ -49,7 +51,6 @@ class PieceStore {
   }
 
  private:
-  static constexpr std::size_t kMost = 12;  // pieces of a device: four calls at once run at full speed
   std::mutex mutex_;
   std::condition_variable freed_;
   std::vector<std::unique_ptr<Piece>> free_;
