@@ -62,12 +62,14 @@ template <class Executor, class P, class U>
 void sweep_types(Executor& executor, const Sweep& sweep) {
   if (sweep.pass.calibrate.kind == Calibration::none)
     return sweep_with<Executor, ApplyBody<P, U, Rows::none>>(executor, sweep);
-  with_coder(sweep.pass.calibrate.codec, [&](auto coder) {
-    using Coder = decltype(coder);
-    if constexpr (std::is_same_v<Coder, Uncoded>)
+  with_format(sweep.pass.calibrate.codec, [&](auto format) {
+    using Format = decltype(format);
+    if constexpr (std::is_same_v<Format, Uncoded>)
       sweep_with<Executor, ApplyBody<P, U, Rows::plain>>(executor, sweep);
     else
-      sweep_with<Executor, EncodedBody<P, U, Coder>>(executor, sweep);
+      executor.run(tiles<Format>(sweep.pass.params.size), EncodedBody<P, U, Format>{sweep});
+    if (!std::is_same_v<Format, Uncoded> && sweep.pass.rule_vectors.next.size > 0)
+      sweep_with<Executor, RenewBody<P, U>>(executor, sweep);
   });
 }
 

@@ -11,7 +11,11 @@
 //   block.index                         the index of the block in the grid
 //   block.each(body)                    calls body(thread) for all threads; then all threads may read what one wrote
 //   block.each_in_warp(body)            the same, but then only the threads of one warp may read what one of them wrote
+//   block.each_alone(body)              the same, but then no other thread may read what one wrote
 //   block.butterfly(x, offset, join)    sets x[t] = join(x[t], x[t ^ offset]) within each warp
+//   block.least(x), block.most(x)       set x[t] to the least or the largest float32 in the warp, none of them a NaN;
+//   -0.0
+//                                       may count as less than 0.0
 #pragma once
 #include "formula/fn.hpp"
 
@@ -36,6 +40,13 @@ AFFLUX_DEVICE const T* on_device(const void* address) {
   __builtin_assume(__isGlobal(address));
 #endif
   return static_cast<const T*>(address);
+}
+template <class T>
+AFFLUX_DEVICE T* on_device(void* address) {
+#if defined(__CUDA_ARCH__)
+  __builtin_assume(__isGlobal(address));
+#endif
+  return static_cast<T*>(address);
 }
 
 }  // namespace afflux::cuda

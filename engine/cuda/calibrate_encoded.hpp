@@ -17,75 +17,89 @@ AFFLUX_DEVICE Vector4<float> as_floats(const Vector4<U>& update) {
   return x;
 }
 
-// The kernel of rounds with encoded rows. P, U: the types of params and of updates.
-template <class P, class U, class Coder>
+// The kernel of rounds with encoded rows. P, U: the types of params and of updates; Format: see codec_tile.hpp.
+template <class P, class U, class Format>
 struct EncodedBody {
-  static constexpr int kThreads = Coder::kThreads;
-  static constexpr std::int64_t kTile = kThreads * kFour;
-  using Shared = typename Coder::Shared;
+  static constexpr int kThreads = Format::kThreads;
+
+  struct Shared {
+    EncodedArrival arrivals[kPrepared];  // with the tile's places in the vectors and rows
+    typename Format::Shared format;
+  };
 
   Sweep sweep;
 
-  // Calls body(thread, span) for the threads that have elements.
-  template <class Block, class Body>
-  AFFLUX_DEVICE void each_span(const Block& block, std::int64_t begin, const Body& body) const {
-    block.each_in_warp([&](int thread) {
-      const std::int64_t first = begin + thread * kFour;
-      if (first < sweep.pass.params.size)
-        with_span(first, sweep.pass.params.size, sweep.aligned, [&](const auto& span) { body(thread, span); });
-    });
-  }
-
   // The values that a thread reads from an arrival.
+  template <class Coder>
   struct Arrival {
     Vector4<U> update;
     typename Coder::Read old;
   };
 
-  // Returns the first arrival from k on that changes the direction or has a new row, or else the number of arrivals.
-  AFFLUX_DEVICE std::int64_t wanted(std::int64_t k) const {
-    const Pass& pass = sweep.pass;
-    while (k < pass.combine.updates.size && direction_weight(pass, k) == 0.0 &&
-           pass.calibrate.new_rows.data[k].data == nullptr)
-      ++k;
-    return k;
-  }
-
-  template <class Block, class Arrivals>
-  AFFLUX_DEVICE void read(const Block& block, const Tile& tile, std::int64_t k, Arrivals& arrivals) const {
-    if (k == sweep.pass.combine.updates.size) return;
-    const unsigned char* const row = sweep.pass.calibrate.rows.data[k].data;
-    block.each_in_warp([&](int thread) {
-      arrivals[thread] = {};
-      if (row != nullptr) arrivals[thread].old = Coder::read(tile, sweep.heads[k].old, row, thread);
-    });
-    each_span(block, tile.begin, [&](int thread, const auto& span) {
-      arrivals[thread].update = span.template load<U>(sweep.pass.combine.updates.data[k].data);
-    });
+  template <class Coder>
+  AFFLUX_DEVICE Arrival<Coder> read(const Tile& tile, const EncodedArrival& from, int thread) const {
+    Arrival<Coder> arrival{};
+    with_part(tile, thread, [&](const auto& span) { arrival.update = span.template load<U>(from.update); });
+    if (from.has(EncodedArrival::kRow)) arrival.old = Coder::read(tile, from.heads, from.row, thread);
+    return arrival;
   }
 
   // Adds arrival k: v += w (now - h);  S += q - h if the row is replaced. `now` is the update, or q.
-  template <class Block, class Arrivals, class Each>
-  AFFLUX_DEVICE void add(const Block& block, Shared& shared, const Tile& tile, std::int64_t k, Arrivals& arrivals,
-                         Each& v, Each& sum) const {
-    const Calibrate& stage = sweep.pass.calibrate;
-    const double weight = direction_weight(sweep.pass, k);
-    unsigned char* const new_row = stage.new_rows.data[k].data;
+  template <class Coder, class Block, class Arrivals, class Each>
+  AFFLUX_DEVICE void add(const Block& block, Shared& shared, const Tile& tile, int k, Arrivals& arrivals, Each& v,
+                         Each& sum) const {
+    const EncodedArrival& from = shared.arrivals[k];
+    const bool quantize = sweep.pass.calibrate.quantize_direction, replaces = from.has(EncodedArrival::kNewRow);
     typename Block::template Each<typename Coder::Read> row;
     typename Block::template Each<Vector4<float>> x, old, renewed;
-    block.each_in_warp([&](int thread) {
+    block.each_alone([&](int thread) {
       x[thread] = as_floats(arrivals[thread].update);
       row[thread] = arrivals[thread].old;
       old[thread] = renewed[thread] = {};
     });
-    if (stage.rows.data[k].data != nullptr) Coder::decode(block, shared, tile, sweep.heads[k].old, row, old);
-    if (stage.quantize_direction || new_row != nullptr)
-      Coder::encode(block, shared, tile, sweep.heads[k].renewed, x, new_row, renewed);
-    block.each_in_warp([&](int thread) {
-      const Doubles h = doubles(old[thread]);
-      const Doubles now = stage.quantize_direction ? doubles(renewed[thread]) : doubles(arrivals[thread].update);
-      formula::accumulate_difference(now, h, doubles(renewed[thread]), weight != 0.0, FourLanes::fill(weight),
-                                     new_row != nullptr, v[thread], sum[thread]);
+    if (from.has(EncodedArrival::kRow)) Coder::decode(block, shared.format, tile, from.heads, k, row, old);
+    if (quantize || replaces) Coder::encode(block, shared.format, tile, from.heads, k, x, from.new_row, renewed);
+    block.each_alone([&](int thread) {
+      const Doubles h = doubles(old[thread]), q = doubles(renewed[thread]);
+      Doubles now;
+      AFFLUX_UNROLL_ON_DEVICE
+      for (int j = 0; j < kFour; ++j)  // chosen before it is widened: a float32 is one register
+        if constexpr (sizeof(U) == sizeof(double))
+          now.at[j] = quantize ? q.at[j] : arrivals[thread].update.at[j];
+        else
+          now.at[j] = static_cast<double>(quantize ? renewed[thread].at[j] : x[thread].at[j]);
+      formula::accumulate_difference(now, h, q, from.has(EncodedArrival::kWeight), FourLanes::fill(from.weight),
+                                     replaces, v[thread], sum[thread]);
+    });
+  }
+
+  // Adds `count` arrivals. Each is read while the one before it is processed.
+  template <class Coder, class Block, class Each>
+  AFFLUX_DEVICE void add_all(const Block& block, Shared& shared, const Tile& tile, const EncodedArrival* arrivals,
+                             int count, Each& v, Each& sum) const {
+    block.each([&](int thread) {
+      if (thread < count) shared.arrivals[thread] = arrivals[thread].at(tile.begin * sizeof(U), Coder::place(tile));
+    });
+    Format::prepare(block, shared.format, tile, [&](int k) { return shared.arrivals[k].heads; }, count);
+    typename Block::template Each<Arrival<Coder>> now, next;
+    block.each_alone([&](int thread) { next[thread] = read<Coder>(tile, shared.arrivals[0], thread); });
+    for (int k = 0; k < count; ++k) {
+      block.each_alone([&](int thread) {
+        now[thread] = next[thread];
+        if (k + 1 < count) next[thread] = read<Coder>(tile, shared.arrivals[k + 1], thread);
+      });
+      add<Coder>(block, shared, tile, k, now, v, sum);
+    }
+    block.each([&](int) {});  // afterwards shared memory may hold other arrivals
+  }
+
+  // Calls body(thread, span) for the threads that have elements.
+  template <class Block, class Body>
+  AFFLUX_DEVICE void each_span(const Block& block, const Tile& tile, const Body& body) const {
+    block.each_alone([&](int thread) {
+      const std::int64_t first = tile.begin + thread * kFour;
+      if (first < sweep.pass.params.size)
+        with_span(first, sweep.pass.params.size, sweep.aligned, [&](const auto& span) { body(thread, span); });
     });
   }
 
@@ -93,31 +107,50 @@ struct EncodedBody {
   AFFLUX_DEVICE void operator()(const Block& block, Shared& shared) const {
     const Pass& pass = sweep.pass;
     const Calibrate& stage = pass.calibrate;
-    const Tile tile{stage.codec, block.index * kTile, pass.params.size, sweep.aligned};
+    const Tile tile = tile_at<Format>(stage.codec.coding, block.index, pass.params.size, sweep.aligned);
     const bool weighted = formula::weighs_differences(stage.kind);
     typename Block::template Each<Doubles> v, sum;
-    block.each_in_warp([&](int thread) { v[thread] = sum[thread] = {}; });
-    each_span(block, tile.begin, [&](int thread, const auto& span) {
+    block.each_alone([&](int thread) { v[thread] = sum[thread] = {}; });
+    each_span(block, tile, [&](int thread, const auto& span) {
       v[thread] = start<P>(pass, span);
       sum[thread] = span.template load<double>(stage.sum.data);
       if (weighted) add_mean(sum[thread], stage.num_clients, v[thread]);
     });
-    // Each arrival is read while the one before it is processed.
-    typename Block::template Each<Arrival> now, next;
-    std::int64_t k = wanted(0);
-    for (read(block, tile, k, next); k < pass.combine.updates.size;) {
-      const std::int64_t following = wanted(k + 1);
-      block.each_in_warp([&](int thread) { now[thread] = next[thread]; });
-      read(block, tile, following, next);
-      add(block, shared, tile, k, now, v, sum);
-      k = following;
-    }
-    each_span(block, tile.begin, [&](int thread, const auto& span) {
+    Format::with_coder(stage.codec.bits, [&](auto coder) {
+      for (std::int64_t first = 0; first < sweep.arrivals.size; first += kPrepared) {
+        const std::int64_t left = sweep.arrivals.size - first;
+        add_all<decltype(coder)>(block, shared, tile, sweep.arrivals.data + first,
+                                 left < kPrepared ? static_cast<int>(left) : kPrepared, v, sum);
+      }
+    });
+    each_span(block, tile, [&](int thread, const auto& span) {
       span.store(stage.sum_out.data, sum[thread]);
       if (!weighted) add_mean(sum[thread], stage.num_clients, v[thread]);
-      const bool renews = pass.rule_vectors.next.size > 0;
-      const bool sound = !renews || renew<P, U>(pass, sweep.renewal, nullptr, span, v[thread]);
-      finish<P>(sweep, span, v[thread], sound);
+      finish<P>(sweep, span, v[thread], true);
+    });
+  }
+};
+
+// The kernel that renews the rule vectors after a round with encoded rows: its registers would be too many for that
+// round's kernel.
+template <class P, class U>
+struct RenewBody {
+  static constexpr int kThreads = 256;
+  static constexpr std::int64_t kTile = kThreads * kFour;
+  struct Shared {};
+
+  Sweep sweep;
+
+  template <class Block>
+  AFFLUX_DEVICE void operator()(const Block& block, Shared&) const {
+    const Pass& pass = sweep.pass;
+    block.each_alone([&](int thread) {
+      const std::int64_t begin = block.index * kTile + thread * kFour;
+      if (begin >= pass.params.size) return;
+      with_span(begin, pass.params.size, sweep.aligned, [&](const auto& span) {
+        Doubles v{};
+        if (!renew<P, U>(pass, sweep.renewal, nullptr, span, v)) *sweep.sound = 0;
+      });
     });
   }
 };

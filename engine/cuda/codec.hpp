@@ -8,137 +8,181 @@
 
 namespace afflux::cuda {
 
-// The coder of float16 and bfloat16 rows.
+// Returns the nearest finite values. The instructions round like the formula; the least of |x| and the largest finite
+// value is that value for a NaN, too.
+template <class Half>
+AFFLUX_DEVICE Vector4<Half> halves_of(const Vector4<float>& x) {
+  Vector4<Half> halves;
+#if defined(__CUDA_ARCH__)
+  constexpr bool kFloat16 = std::is_same_v<Half, Float16>;
+  const float most = formula::float_of(kFloat16 ? 0x477FE000u : 0x7F7F0000u);
+  std::uint32_t words[2];
+  AFFLUX_UNROLL_ON_DEVICE
+  for (int j = 0; j < kFour; j += 2) {
+    const float low = copysignf(fminf(fabsf(x.at[j]), most), x.at[j]);
+    const float high = copysignf(fminf(fabsf(x.at[j + 1]), most), x.at[j + 1]);
+    if constexpr (kFloat16)
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(words[j / 2]) : "f"(high), "f"(low));
+    else
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words[j / 2]) : "f"(high), "f"(low));
+  }
+  memcpy(&halves, words, sizeof halves);
+#else
+  for (int j = 0; j < kFour; ++j) formula::narrow_finite(x.at[j], &halves.at[j]);
+#endif
+  return halves;
+}
+// Returns the values. `numbers`: none of them is a NaN, whose bits the instruction would lose.
+AFFLUX_DEVICE Vector4<float> floats_of(const Vector4<Bfloat16>& halves, bool) { return converted<float>(halves); }
+AFFLUX_DEVICE Vector4<float> floats_of(const Vector4<Float16>& halves, [[maybe_unused]] bool numbers) {
+#if defined(__CUDA_ARCH__)
+  Vector4<float> x;
+  bool same = true;
+  AFFLUX_UNROLL_ON_DEVICE
+  for (int j = 0; j < kFour; ++j) {
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x.at[j]) : "h"(halves.at[j].bits));
+    same = same && x.at[j] == x.at[j];
+  }
+  if (numbers || same) return x;
+#endif
+  return converted<float>(halves);
+}
+
+// The format of float16 and bfloat16 rows, and its coder.
 template <class Half>
 struct Halves {
   static constexpr int kThreads = 256;
   struct Shared {};
   using Read = Vector4<Half>;
 
-  static AFFLUX_DEVICE Read read(const Tile& tile, const RowHead&, const unsigned char* row, int thread) {
+  template <class Run>
+  static AFFLUX_DEVICE void with_coder(int, const Run& run) {
+    run(Halves{});
+  }
+  template <class Block, class Heads>
+  static AFFLUX_DEVICE void prepare(const Block&, Shared&, const Tile&, const Heads&, int) {}
+
+  static AFFLUX_DEVICE std::int64_t place(const Tile& tile) { return tile.begin * sizeof(Half); }
+  static AFFLUX_DEVICE Read read(const Tile& tile, const RowHeads&, const unsigned char* row, int thread) {
     Read halves{};
-    with_span(tile.of(thread), tile.size, tile.aligned,
-              [&](const auto& span) { halves = span.template load<Half>(row); });
+    with_part(tile, thread, [&](const auto& span) { halves = span.template load<Half>(row); });
     return halves;
   }
   template <class Block, class Reads, class Out>
-  static AFFLUX_DEVICE void decode(const Block& block, Shared&, const Tile&, const RowHead&, Reads& read, Out& out) {
-    block.each_in_warp([&](int thread) { out[thread] = converted<float>(read[thread]); });
+  static AFFLUX_DEVICE void decode(const Block& block, Shared&, const Tile&, const RowHeads&, int, Reads& read,
+                                   Out& out) {
+    block.each_alone([&](int thread) { out[thread] = floats_of(read[thread], false); });
   }
   template <class Block, class Floats>
-  static AFFLUX_DEVICE void encode(const Block& block, Shared&, const Tile& tile, const RowHead&, Floats& x,
+  static AFFLUX_DEVICE void encode(const Block& block, Shared&, const Tile& tile, const RowHeads&, int, Floats& x,
                                    unsigned char* row, Floats& decoded) {
-    block.each_in_warp([&](int thread) {
-      Vector4<Half> halves;
-      AFFLUX_UNROLL_ON_DEVICE
-      for (int j = 0; j < kFour; ++j) formula::narrow_finite(x[thread].at[j], &halves.at[j]);
-      if (row != nullptr)
-        with_span(tile.of(thread), tile.size, tile.aligned, [&](const auto& span) { span.store(row, halves); });
-      decoded[thread] = converted<float>(halves);
+    block.each_alone([&](int thread) {
+      const Read halves = halves_of<Half>(x[thread]);
+      if (row != nullptr) with_part(tile, thread, [&](const auto& span) { span.store(row, halves); });
+      decoded[thread] = floats_of(halves, true);
     });
   }
 };
 
-// The coder of a coding; see codec_tile.hpp.
+// The format of a coding; see codec_tile.hpp.
 template <Coding kCoding>
-struct CoderOf;
+struct FormatOf;
 
-// The coder of plain rows, which are read in place.
+// The format of plain rows, which are read in place.
 struct Uncoded {};
 template <>
-struct CoderOf<Coding::float32> {
+struct FormatOf<Coding::float32> {
   using Type = Uncoded;
 };
 template <>
-struct CoderOf<Coding::float64> {
+struct FormatOf<Coding::float64> {
   using Type = Uncoded;
 };
 template <>
-struct CoderOf<Coding::float16> {
+struct FormatOf<Coding::float16> {
   using Type = Halves<Float16>;
 };
 template <>
-struct CoderOf<Coding::bfloat16> {
+struct FormatOf<Coding::bfloat16> {
   using Type = Halves<Bfloat16>;
 };
 template <>
-struct CoderOf<Coding::affine> {
+struct FormatOf<Coding::affine> {
   using Type = Affine;
 };
 template <>
-struct CoderOf<Coding::affine_vector> {
+struct FormatOf<Coding::affine_vector> {
   using Type = Affine;
 };
 template <>
-struct CoderOf<Coding::rotated> {
+struct FormatOf<Coding::rotated> {
   using Type = Rotated;
 };
 
-// Calls run(Coder{}) for the codec's coder.
+// Calls run(Format{}) for the format of the codec's coding.
 template <class Run>
-void with_coder(Codec codec, const Run& run) {
+void with_format(Codec codec, const Run& run) {
   switch (codec.coding) {
 #define AFFLUX_CODING(coding, ...) \
   case Coding::coding:             \
-    return run(typename CoderOf<Coding::coding>::Type{});
+    return run(typename FormatOf<Coding::coding>::Type{});
     AFFLUX_CODINGS(AFFLUX_CODING)
 #undef AFFLUX_CODING
   }
 }
 
-// Calls body(thread, span) for the threads that have elements of a tile.
-template <class Block, class Body>
-AFFLUX_DEVICE void each_span(const Block& block, const Tile& tile, const Body& body) {
-  block.each_in_warp([&](int thread) {
-    if (tile.of(thread) < tile.size)
-      with_span(tile.of(thread), tile.size, tile.aligned, [&](const auto& span) { body(thread, span); });
-  });
-}
-
-template <class Coder>
+template <class Format>
 struct EncodeBody {
-  static constexpr int kThreads = Coder::kThreads;
-  static constexpr std::int64_t kTile = kThreads * kFour;
-  using Shared = typename Coder::Shared;
+  static constexpr int kThreads = Format::kThreads;
+  using Shared = typename Format::Shared;
 
   Codec codec;
-  RowHead head;
-  const void* vector;
+  RowHeads heads;
+  const float* vector;
   unsigned char* row;
   std::int64_t size;
   bool aligned;
 
   template <class Block>
   AFFLUX_DEVICE void operator()(const Block& block, Shared& shared) const {
-    const Tile tile{codec, block.index * kTile, size, aligned};
+    const Tile tile = tile_at<Format>(codec.coding, block.index, size, aligned);
     typename Block::template Each<Vector4<float>> x, decoded;
-    block.each_in_warp([&](int thread) { x[thread] = {}; });
-    each_span(block, tile, [&](int thread, const auto& span) { x[thread] = span.template load<float>(vector); });
-    Coder::encode(block, shared, tile, head, x, row, decoded);
+    block.each_alone([&](int thread) {
+      x[thread] = {};
+      with_part(tile, thread, [&](const auto& span) { x[thread] = span.template load<float>(vector + tile.begin); });
+    });
+    Format::prepare(block, shared, tile, [&](int) { return heads; }, 1);
+    Format::with_coder(codec.bits, [&](auto coder) {
+      coder.encode(block, shared, tile, heads, 0, x, row + coder.place(tile), decoded);
+    });
   }
 };
 
-template <class Coder>
+template <class Format>
 struct DecodeBody {
-  static constexpr int kThreads = Coder::kThreads;
-  static constexpr std::int64_t kTile = kThreads * kFour;
-  using Shared = typename Coder::Shared;
+  static constexpr int kThreads = Format::kThreads;
+  using Shared = typename Format::Shared;
 
   Codec codec;
-  RowHead head;
+  RowHeads heads;
   const unsigned char* row;
-  void* vector;
+  float* vector;
   std::int64_t size;
   bool aligned;
 
   template <class Block>
   AFFLUX_DEVICE void operator()(const Block& block, Shared& shared) const {
-    const Tile tile{codec, block.index * kTile, size, aligned};
-    typename Block::template Each<typename Coder::Read> read;
+    const Tile tile = tile_at<Format>(codec.coding, block.index, size, aligned);
     typename Block::template Each<Vector4<float>> out;
-    block.each_in_warp([&](int thread) { read[thread] = Coder::read(tile, head, row, thread); });
-    Coder::decode(block, shared, tile, head, read, out);
-    each_span(block, tile, [&](int thread, const auto& span) { span.store(vector, out[thread]); });
+    Format::prepare(block, shared, tile, [&](int) { return heads; }, 1);
+    Format::with_coder(codec.bits, [&](auto coder) {
+      typename Block::template Each<typename decltype(coder)::Read> read;
+      block.each_alone([&](int thread) { read[thread] = coder.read(tile, heads, row + coder.place(tile), thread); });
+      coder.decode(block, shared, tile, heads, 0, read, out);
+    });
+    block.each_alone([&](int thread) {
+      with_part(tile, thread, [&](const auto& span) { span.store(vector + tile.begin, out[thread]); });
+    });
   }
 };
 
@@ -150,13 +194,15 @@ template <class Executor>
 void encode(const Where& where, Codec codec, const RowHead& head, const View<const void>& vector, unsigned char* row) {
   Executor executor(where);
   if (codec == exact_codec(vector.type)) return executor.copy(row, vector.data, vector.size * bytes(vector.type));
-  with_coder(codec, [&](auto coder) {
-    using Coder = decltype(coder);
-    if constexpr (!std::is_same_v<Coder, Uncoded>) {
-      using Body = EncodeBody<Coder>;
-      executor.run((vector.size + Body::kTile - 1) / Body::kTile,
-                   Body{codec, head, vector.data, row, vector.size, both_aligned(vector.data, row)});
-    }
+  with_format(codec, [&](auto format) {
+    if constexpr (!std::is_same_v<decltype(format), Uncoded>)
+      executor.run(tiles<decltype(format)>(vector.size),
+                   EncodeBody<decltype(format)>{codec,
+                                                {head, head},
+                                                static_cast<const float*>(vector.data),
+                                                row,
+                                                vector.size,
+                                                both_aligned(vector.data, row)});
   });
 }
 
@@ -164,13 +210,12 @@ template <class Executor>
 void decode(const Where& where, Codec codec, const RowHead& head, const unsigned char* row, const View<void>& vector) {
   Executor executor(where);
   if (codec == exact_codec(vector.type)) return executor.copy(vector.data, row, vector.size * bytes(vector.type));
-  with_coder(codec, [&](auto coder) {
-    using Coder = decltype(coder);
-    if constexpr (!std::is_same_v<Coder, Uncoded>) {
-      using Body = DecodeBody<Coder>;
-      executor.run((vector.size + Body::kTile - 1) / Body::kTile,
-                   Body{codec, head, row, vector.data, vector.size, both_aligned(vector.data, row)});
-    }
+  with_format(codec, [&](auto format) {
+    if constexpr (!std::is_same_v<decltype(format), Uncoded>)
+      executor.run(
+          tiles<decltype(format)>(vector.size),
+          DecodeBody<decltype(format)>{
+              codec, {head, head}, row, static_cast<float*>(vector.data), vector.size, both_aligned(vector.data, row)});
   });
 }
 

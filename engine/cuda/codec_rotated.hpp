@@ -25,12 +25,8 @@ AFFLUX_DEVICE std::uint32_t code_of(float y, float rms) {
   const std::uint32_t bits = formula::bits_of(y);
   return formula::rotated_code<kBits>(bits, formula::float_of(bits & 0x7FFFFFFFu), thresholds);
 }
-AFFLUX_DEVICE float level_at(int bits, std::uint32_t index) {
-  return bits == 4 ? level_at<4>(index) : bits == 2 ? level_at<2>(index) : level_at<1>(index);
-}
-AFFLUX_DEVICE std::uint32_t code_of(int bits, float y, float rms) {
-  return bits == 4 ? code_of<4>(y, rms) : bits == 2 ? code_of<2>(y, rms) : code_of<1>(y, rms);
-}
+template <int kBits>
+struct RotatedCoder;
 
 struct Rotated {
   static constexpr int kThreads = kBlock / kFour;
@@ -40,6 +36,11 @@ struct Rotated {
     double partial[kPartials][kRotations], squares[kRotations];
     float rms[kRotations], scales[kRotations];
   };
+
+  template <class Run>
+  static AFFLUX_DEVICE void with_coder(int bits, const Run& run);
+  template <class Block, class Heads>
+  static AFFLUX_DEVICE void prepare(const Block&, Shared&, const Tile&, const Heads&, int) {}
 
   // Computes stages `apart` and 2 * apart of the transform over the numbers of each vector, four points in each thread.
   template <class Block>
@@ -117,45 +118,46 @@ struct Rotated {
       out[thread] = flipped(rotated, random, 1.0f, thread);
     });
   }
+};
 
+template <int kBits>
+struct RotatedCoder : Rotated {
   struct Read {
     std::uint32_t word;
     Vector4<float> scales;
   };
 
-  // Returns the offset of the codes of a thread's run in the row, in bytes.
-  static AFFLUX_DEVICE std::int64_t codes_at(const Tile& tile, int thread) {
-    return formula::place(tile.codec, tile.begin).codes + thread / kWarp * (kCodecBlock / 8 * tile.codec.bits);
+  static AFFLUX_DEVICE std::int64_t place(const Tile& tile) {
+    return formula::place({Coding::rotated, kBits}, tile.begin).facts;
   }
-  static AFFLUX_DEVICE Read read(const Tile& tile, const RowHead&, const unsigned char* row, int thread) {
-    const float* const scales = reinterpret_cast<const float*>(row + formula::place(tile.codec, tile.begin).facts);
-    Read mine{load_word(row + codes_at(tile, thread), tile.codec.bits, thread), {}};
+  static constexpr int kCodes = 4 * kRotations;  // the offset of the codes of a group
+  static AFFLUX_DEVICE Read read(const Tile&, const RowHeads&, const unsigned char* row, int thread) {
+    const float* const scales = on_device<float>(row);
+    Read mine{load_word<kBits>(row + kCodes, thread), {}};
     AFFLUX_UNROLL_ON_DEVICE
     for (int j = 0; j < kFour; ++j) mine.scales.at[j] = scales[(thread * kFour + j) % kRotations];
     return mine;
   }
   template <class Block, class Reads, class Out>
-  static AFFLUX_DEVICE void decode(const Block& block, Shared& shared, const Tile& tile, const RowHead& head,
+  static AFFLUX_DEVICE void decode(const Block& block, Shared& shared, const Tile& tile, const RowHeads& heads, int,
                                    Reads& read, Out& out) {
-    const int bits = tile.codec.bits;
     block.each([&](int thread) {
-      const std::uint32_t sign_bit = 1u << (bits - 1);
+      const std::uint32_t sign_bit = 1u << (kBits - 1);
       AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
-        const std::uint32_t code = code_in(read[thread].word, bits, j);
-        const float value = level_at(bits, code & (sign_bit - 1)) * read[thread].scales.at[j];
-        const std::uint32_t sign = (code & sign_bit) << (32 - bits);
+        const std::uint32_t code = code_in<kBits>(read[thread].word, j);
+        const float value = level_at<kBits>(code & (sign_bit - 1)) * read[thread].scales.at[j];
+        const std::uint32_t sign = (code & sign_bit) << (32 - kBits);
         shared.values[thread * kFour + j] = formula::float_of(formula::bits_of(value) | sign);
       }
     });
-    rotate_back(block, shared, formula::block_bits(head.key, tile.begin / kBlock), out);
+    rotate_back(block, shared, formula::block_bits(heads.old.key, tile.begin / kBlock), out);
   }
 
   template <class Block, class Floats>
-  static AFFLUX_DEVICE void encode(const Block& block, Shared& shared, const Tile& tile, const RowHead& head, Floats& x,
-                                   unsigned char* row, Floats& decoded) {
-    const std::uint64_t random = formula::block_bits(head.key, tile.begin / kBlock);
-    const formula::Place at = formula::place(tile.codec, tile.begin);
+  static AFFLUX_DEVICE void encode(const Block& block, Shared& shared, const Tile& tile, const RowHeads& heads, int,
+                                   Floats& x, unsigned char* row, Floats& decoded) {
+    const std::uint64_t random = formula::block_bits(heads.renewed.key, tile.begin / kBlock);
     block.each([&](int thread) {
       const Vector4<float> y = flipped(x[thread], random, 1.0f / kRotated, thread);
       AFFLUX_UNROLL_ON_DEVICE
@@ -168,12 +170,12 @@ struct Rotated {
       shared.squares[thread] = whole_product(shared, thread);
       shared.rms[thread] = formula::rotated_rms(shared.squares[thread]);
     });
-    nearest(block, shared, tile, row);
+    nearest(block, shared, row);
     partial_products(block, shared, shared.values, shared.chosen);
     block.each([&](int thread) {
       if (thread >= kRotations) return;
       shared.scales[thread] = formula::rotated_scale(shared.squares[thread], whole_product(shared, thread));
-      if (row != nullptr) reinterpret_cast<float*>(row + at.facts)[thread] = shared.scales[thread];
+      if (row != nullptr) on_device<float>(row)[thread] = shared.scales[thread];
     });
     block.each([&](int thread) {
       AFFLUX_UNROLL_ON_DEVICE
@@ -188,9 +190,8 @@ struct Rotated {
   // Sets shared.chosen to the levels nearest to shared.values, before scaling, and writes their codes to the row,
   // unless the row is null.
   template <class Block>
-  static AFFLUX_DEVICE void nearest(const Block& block, Shared& shared, const Tile& tile, unsigned char* row) {
-    const int bits = tile.codec.bits;
-    const std::uint32_t magnitudes = (1u << (bits - 1)) - 1u;
+  static AFFLUX_DEVICE void nearest(const Block& block, Shared& shared, unsigned char* row) {
+    const std::uint32_t magnitudes = (1u << (kBits - 1)) - 1u;
     typename Block::template Each<std::uint32_t> words;
     block.each([&](int thread) {
       std::uint32_t word = 0;
@@ -198,17 +199,24 @@ struct Rotated {
       for (int j = 0; j < kFour; ++j) {
         const int element = thread * kFour + j;
         const float y = shared.values[element];
-        const std::uint32_t code = code_of(bits, y, shared.rms[element % kRotations]);
-        const std::uint32_t level = formula::bits_of(level_at(bits, code & magnitudes));
+        const std::uint32_t code = code_of<kBits>(y, shared.rms[element % kRotations]);
+        const std::uint32_t level = formula::bits_of(level_at<kBits>(code & magnitudes));
         shared.chosen[element] = formula::float_of(level | (formula::bits_of(y) & 0x80000000u));
         word |= code << (8 * j);
       }
       words[thread] = word;
     });
     if (row == nullptr) return;
-    pack(block, bits, words);
-    block.each([&](int thread) { store_word(row + codes_at(tile, thread), bits, thread, words[thread]); });
+    pack<kBits>(block, words);
+    block.each([&](int thread) { store_word<kBits>(row + kCodes, thread, words[thread]); });
   }
 };
+
+template <class Run>
+AFFLUX_DEVICE void Rotated::with_coder(int bits, const Run& run) {
+  if (bits == 4) return run(RotatedCoder<4>{});
+  if (bits == 2) return run(RotatedCoder<2>{});
+  run(RotatedCoder<1>{});
+}
 
 }  // namespace afflux::cuda

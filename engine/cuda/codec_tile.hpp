@@ -1,11 +1,19 @@
-// The codecs of cached rows, one tile for each block of threads. Each thread has four elements, so a warp has a block
-// of kCodecBlock. A coder is a struct with kThreads, Shared, and
+// The codecs of cached rows, one tile for each block of threads. Each thread has four elements, so a warp has a run of
+// kCodecBlock. A format is a struct with kThreads, Shared, and
 //
-//   read(tile, head, row, thread)                         returns a Read: a thread's part of a row, to decode later
-//   decode(block, shared, tile, head, read, out)          decodes what was read into `out`
-//   encode(block, shared, tile, head, x, row, decoded)    encodes x, into `row` unless it is null; decodes the result
+//   with_coder(bits, run)                       calls run(Coder{}) for the coder of rows of `bits` bits
+//   prepare(block, shared, tile, heads, count)  stores the random bits of rows with the heads heads(k), k < count, in
+//                                               shared memory
 //
-// where `read` is an Each<Read>; x, out and decoded are Each<Vector4<float>>, x with zeros after the vector's end.
+// and a coder, which is derived from its format, has
+//
+//   place(tile)                                             returns the first byte of the tile in a row
+//   read(tile, heads, row, thread)                          returns a Read: a thread's part of a row, to decode later
+//   decode(block, shared, tile, heads, k, read, out)        decodes what was read into `out`
+//   encode(block, shared, tile, heads, k, x, row, decoded)  encodes x, into `row` unless it is null; decodes the result
+//
+// where `row` is at place(tile), and k is the number of the row among those that were prepared; `read` is an
+// Each<Read>; x, out and decoded are Each<Vector4<float>>, x with zeros after the vector's end.
 #pragma once
 #include "api/kernels.hpp"
 #include "cuda/vector4.hpp"
@@ -16,38 +24,75 @@ namespace afflux::cuda {
 constexpr int kLanesOfRun = kCodecBlock / kFour;
 static_assert(kLanesOfRun == kWarp, "a warp has a run");
 
+// The rows that are prepared at once at most.
+constexpr int kPrepared = 32;
+
 // Elements of a row from `begin` on, four for each thread.
 struct Tile {
-  Codec codec;
-  std::int64_t begin, size;  // of the whole vector
-  bool aligned;              // of rows without a head, to 16 bytes
+  Coding coding;
+  std::int64_t begin;
+  int count;   // of elements before the vector's end
+  bool full;   // no thread's elements are after it
+  bool whole;  // and all vectors, and rows without a head, are aligned to 16 bytes
 
-  AFFLUX_DEVICE std::int64_t of(int thread) const { return begin + thread * kFour; }
-  // Return the first element of a thread's run, and true if there is such a run.
-  AFFLUX_DEVICE std::int64_t run(int thread) const { return begin + thread / kWarp * kCodecBlock; }
-  AFFLUX_DEVICE bool has_run(int thread) const { return run(thread) < size; }
+  // Returns true if a thread's run has elements.
+  AFFLUX_DEVICE bool has_run(int thread) const {
+    return full || thread / kWarp * static_cast<int>(kCodecBlock) < count;
+  }
+  // Returns true if a thread's element j is after the vector's end.
+  AFFLUX_DEVICE bool follows(int thread, int j) const { return !full && thread * kFour + j >= count; }
 };
 
-// Packs codes of `bits` bits, one in each byte of a thread's word, to the bytes of a run: element e of the run is in
-// byte e mod (16 * bits), at bit bits * (e div (16 * bits)). Afterwards each of the first 4 * bits threads of a warp
-// has a word of the run.
-template <class Block>
-AFFLUX_DEVICE void pack(const Block& block, int bits, typename Block::template Each<std::uint32_t>& words) {
-  block.each_in_warp([&](int thread) { words[thread] <<= bits * (thread % kWarp / (4 * bits)); });
-  for (int offset = kWarp / 2; offset >= 4 * bits; offset /= 2)
+template <class Format>
+AFFLUX_DEVICE Tile tile_at(Coding coding, std::int64_t index, std::int64_t size, bool aligned) {
+  constexpr int kTile = Format::kThreads * kFour;
+  const std::int64_t begin = index * kTile;
+  const bool full = begin + kTile <= size;
+  return {coding, begin, full ? kTile : static_cast<int>(size - begin), full, full && aligned};
+}
+template <class Format>
+std::int64_t tiles(std::int64_t size) {
+  return (size + Format::kThreads * kFour - 1) / (Format::kThreads * kFour);
+}
+
+// Calls body(span) for a thread's elements of a vector that begins with the tile, if there are any.
+template <class Body>
+AFFLUX_DEVICE void with_part(const Tile& tile, int thread, const Body& body) {
+  const int count = tile.count - thread * kFour;
+  if (tile.whole)
+    body(Span<true>{thread * kFour, kFour});
+  else if (count > 0)
+    body(Span<false>{thread * kFour, count < kFour ? count : kFour});
+}
+
+// Packs codes of kBits bits, one in each byte of a thread's word, to the bytes of a run: element e of the run is in
+// byte e mod (16 * kBits), at bit kBits * (e div (16 * kBits)). Afterwards each of the first 4 * kBits threads of a
+// warp has a word of the run.
+template <int kBits, class Block>
+AFFLUX_DEVICE void pack(const Block& block, typename Block::template Each<std::uint32_t>& words) {
+  block.each_alone([&](int thread) { words[thread] <<= kBits * (thread % kWarp / (4 * kBits)); });
+  AFFLUX_UNROLL_ON_DEVICE
+  for (int offset = kWarp / 2; offset >= 4 * kBits; offset /= 2)
     block.butterfly(words, offset, [](std::uint32_t a, std::uint32_t b) { return a | b; });
 }
-AFFLUX_DEVICE void store_word(unsigned char* codes, int bits, int thread, std::uint32_t word) {
-  const int lane = thread % kWarp;
-  if (lane < 4 * bits) reinterpret_cast<std::uint32_t*>(codes)[lane] = word;
+// Returns the offset of a thread's word in the codes of a tile, in bytes.
+template <int kBits>
+AFFLUX_DEVICE std::uint32_t word_at(int thread) {
+  return static_cast<std::uint32_t>(thread / kWarp * (16 * kBits) + thread % kWarp % (4 * kBits) * 4);
+}
+template <int kBits>
+AFFLUX_DEVICE void store_word(unsigned char* codes, int thread, std::uint32_t word) {
+  if (thread % kWarp < 4 * kBits) *on_device<std::uint32_t>(codes + word_at<kBits>(thread)) = word;
 }
 // Returns a word with the codes of a thread's four elements; code_in() returns the code of element j.
-AFFLUX_DEVICE std::uint32_t load_word(const unsigned char* codes, int bits, int thread) {
-  const int lane = thread % kWarp;
-  return reinterpret_cast<const std::uint32_t*>(codes)[lane % (4 * bits)] >> (bits * (lane / (4 * bits)));
+template <int kBits>
+AFFLUX_DEVICE std::uint32_t load_word(const unsigned char* codes, int thread) {
+  const std::uint32_t word = *on_device<std::uint32_t>(codes + word_at<kBits>(thread));
+  return word >> (kBits * (thread % kWarp / (4 * kBits)));
 }
-AFFLUX_DEVICE std::uint32_t code_in(std::uint32_t word, int bits, int j) {
-  return (word >> (8 * j)) & ((1u << bits) - 1u);
+template <int kBits>
+AFFLUX_DEVICE std::uint32_t code_in(std::uint32_t word, int j) {
+  return (word >> (8 * j)) & ((1u << kBits) - 1u);
 }
 
 }  // namespace afflux::cuda

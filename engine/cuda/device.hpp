@@ -46,9 +46,21 @@ struct DeviceBlock {
     body(static_cast<int>(threadIdx.x));
     __syncwarp();
   }
+  template <class Body>
+  __device__ __forceinline__ void each_alone(const Body& body) const {
+    body(static_cast<int>(threadIdx.x));
+  }
   template <class T, class Join>
   __device__ __forceinline__ void butterfly(Each<T>& x, int offset, const Join& join) const {
     x.value = join(x.value, __shfl_xor_sync(0xFFFFFFFFu, x.value, offset));
+  }
+  // Without the sign, the bits of two negative floats have the opposite order.
+  static __device__ __forceinline__ int in_order(int bits) { return bits ^ (bits >> 31 & 0x7FFFFFFF); }
+  __device__ __forceinline__ void least(Each<float>& x) const {
+    x.value = __int_as_float(in_order(__reduce_min_sync(0xFFFFFFFFu, in_order(__float_as_int(x.value)))));
+  }
+  __device__ __forceinline__ void most(Each<float>& x) const {
+    x.value = __int_as_float(in_order(__reduce_max_sync(0xFFFFFFFFu, in_order(__float_as_int(x.value)))));
   }
 };
 

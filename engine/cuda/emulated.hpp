@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "api/kernels.hpp"
+#include "cuda/block.hpp"
 #include "cuda/pieces.hpp"
+#include "formula/reduce.hpp"
 
 namespace afflux::cuda {
 
@@ -32,10 +34,24 @@ struct HostBlock {
   void each_in_warp(const Body& body) const {
     each(body);
   }
+  template <class Body>
+  void each_alone(const Body& body) const {
+    each(body);
+  }
   template <class T, class Join>
   void butterfly(Each<T>& x, int offset, const Join& join) const {
     const Each<T> before = x;
     for (int i = 0; i < kThreads; ++i) x[i] = join(before.values[i], before.values[i ^ offset]);
+  }
+  template <class Join>
+  void reduce(Each<float>& x, const Join& join) const {
+    for (int offset = kWarp / 2; offset > 0; offset /= 2) butterfly(x, offset, join);
+  }
+  void least(Each<float>& x) const {
+    reduce(x, [](float a, float b) { return formula::lesser(a, b); });
+  }
+  void most(Each<float>& x) const {
+    reduce(x, [](float a, float b) { return formula::greater(a, b); });
   }
 };
 

@@ -9,10 +9,50 @@
 
 namespace afflux::cuda {
 
+// An arrival of a round with encoded rows.
+struct EncodedArrival {
+  enum Uses : std::uint32_t { kRow = 1, kNewRow = 2, kWeight = 4 };
+
+  const void* update;
+  const unsigned char* row;  // or null, here and below
+  unsigned char* new_row;
+  double weight;  // in the direction's differences
+  RowHeads heads;
+  std::uint32_t uses;  // which of the three there are, combined with |
+
+  AFFLUX_DEVICE bool has(Uses use) const { return (uses & use) != 0; }
+  // Returns the arrival with these offsets, in bytes, added to the addresses of the update and of the rows.
+  AFFLUX_DEVICE EncodedArrival at(std::int64_t in_update, std::int64_t in_row) const {
+    EncodedArrival moved = *this;
+    moved.update = static_cast<const char*>(update) + in_update;
+    if (has(kRow)) moved.row = row + in_row;
+    if (has(kNewRow)) moved.new_row = new_row + in_row;
+    return moved;
+  }
+};
+
+// Returns the arrivals that change the direction or have a new row.
+inline std::vector<EncodedArrival> encoded_arrivals(const Pass& pass, const RowHeads* heads) {
+  const Calibrate& stage = pass.calibrate;
+  std::vector<EncodedArrival> arrivals;
+  for (std::int64_t k = 0; stage.kind != Calibration::none && k < pass.combine.updates.size; ++k) {
+    const double weight = formula::weighs_differences(stage.kind) ? pass.combine.weights.data[k] : 0.0;
+    const unsigned char* const row = stage.rows.data[k].data;
+    unsigned char* const new_row = stage.new_rows.data[k].data;
+    const std::uint32_t uses = (row != nullptr ? EncodedArrival::kRow : 0u) |
+                               (new_row != nullptr ? EncodedArrival::kNewRow : 0u) |
+                               (weight != 0.0 ? EncodedArrival::kWeight : 0u);
+    if ((uses & ~EncodedArrival::kRow) != 0)
+      arrivals.push_back(
+          {pass.combine.updates.data[k].data, row, new_row, weight, heads == nullptr ? RowHeads{} : heads[k], uses});
+  }
+  return arrivals;
+}
+
 // The arguments of the kernels of apply: a pass whose lists are all on the device.
 struct Sweep {
   Pass pass;
-  const RowHeads* heads;
+  List<EncodedArrival> arrivals;
   Renewal renewal;
   StagedStep step;
   bool aligned;         // true if all vectors are aligned to 16 bytes
@@ -47,9 +87,10 @@ class StagedPass {
  public:
   template <class Executor>
   StagedPass(Executor& executor, const Pass& pass, const RowHeads* heads) {
-    const std::int64_t arrivals = pass.calibrate.kind == Calibration::none ? 0 : pass.combine.updates.size;
     Staging staging;
-    const std::int64_t kept_heads = staging.add(heads, heads == nullptr ? 0 : arrivals);
+    const std::vector<EncodedArrival> arrivals = encoded_arrivals(pass, heads);
+    const std::int64_t count = static_cast<std::int64_t>(arrivals.size());
+    const std::int64_t kept_arrivals = staging.add(arrivals.data(), count);
     const std::vector<std::uint8_t> readers = columns(pass.rule_vectors, pass.combine.updates.size);
     const std::int64_t kept_columns = staging.add(readers.data(), static_cast<std::int64_t>(readers.size()));
     const auto added = [&](const auto& list) { return staging.add(list.data, list.size); };
@@ -72,7 +113,7 @@ class StagedPass {
     to.rule_vectors.weights = moved(pass.rule_vectors.weights);
     to.rule_vectors.next = moved(pass.rule_vectors.next);
     to.rule_vectors.outs = moved(pass.rule_vectors.outs);
-    sweep_.heads = staging.at<const RowHeads>(kept_heads);
+    sweep_.arrivals = {staging.at<const EncodedArrival>(kept_arrivals), count};
     sweep_.renewal = {staging.at<const std::uint8_t>(kept_columns),
                       stays(pass.rule_vectors, pass.combine.updates.size)};
     sweep_.step = staged_step(pass);

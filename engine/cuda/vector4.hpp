@@ -115,7 +115,7 @@ struct Span {
   }
   template <class T>
   AFFLUX_DEVICE void store(void* vector, const Vector4<T>& four) const {
-    T* const to = static_cast<T*>(vector) + begin;
+    T* const to = on_device<T>(vector) + begin;
     if constexpr (kWhole) {
       *reinterpret_cast<Vector4<T>*>(to) = four;
     } else {

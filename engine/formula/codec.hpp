@@ -49,7 +49,18 @@ AFFLUX_FN int fraction_bits(int bits) { return 31 - bits; }
 AFFLUX_FN float levels(int bits) { return static_cast<float>((1 << bits) - 1); }
 AFFLUX_FN float power_of_two_float(int k) { return float_of(static_cast<std::uint32_t>(k + 127) << 23); }
 
-AFFLUX_FN float per_step(float step, int bits) { return 1.0f / step * power_of_two_float(fraction_bits(bits)); }
+// `step` is in the range of grid_over's. For such values nvcc 13.0 makes of 1 / step what is written here, and a test
+// of the range.
+AFFLUX_FN float per_step(float step, int bits) {
+#if defined(__CUDA_ARCH__)
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(step));
+  inverse = __fmaf_rn(inverse, -__fmaf_rn(inverse, step, -1.0f), inverse);
+#else
+  const float inverse = 1.0f / step;
+#endif
+  return inverse * power_of_two_float(fraction_bits(bits));
+}
 
 // Returns the grid of values from low to high. Its step is from 2^-90 to about 2^119, and its first point at most
 // 2^126, so that all decoded values are finite. A value beyond the end of the grid becomes the end.

@@ -17,8 +17,21 @@ struct OneLane {
   }
 
   // The operations of codecs, on float32 and 32-bit words.
-  AFFLUX_FN float lesser(float acc, float x) { return formula::lesser(acc, x); }
-  AFFLUX_FN float greater(float acc, float x) { return formula::greater(acc, x); }
+  // `acc` is not a NaN. On the device the sign of a zero may differ.
+  AFFLUX_FN float lesser(float acc, float x) {
+#if defined(__CUDA_ARCH__)
+    return fminf(acc, x);
+#else
+    return formula::lesser(acc, x);
+#endif
+  }
+  AFFLUX_FN float greater(float acc, float x) {
+#if defined(__CUDA_ARCH__)
+    return fmaxf(acc, x);
+#else
+    return formula::greater(acc, x);
+#endif
+  }
   // Rounds towards 0; the value must fit.
   AFFLUX_FN std::uint32_t truncated(float value) {
     return static_cast<std::uint32_t>(static_cast<std::int32_t>(value));

@@ -23,14 +23,15 @@ class Reached(NamedTuple):
 
     threads: int  #: of a block
     registers: tuple[int, int, int]  #: at most: on capability 8.x, on 9.0, and from 10.0 on
-    loads: int  #: reads of vectors in the main loop, each of `width` bytes
-    width: int
+    loads: int = 0  #: reads of vectors in the main loop, each of `width` bytes
+    width: int = 0
     stores: int = 0  #: and as wide stores
+    arrival: tuple[int, ...] = ()  #: or, instead of reads and stores: instructions of each loop over arrivals
 
 
 #: By a part of the mangled name: the types of params and updates, and the kind of steps; or the type and the number of
 #: vectors, and whether there is an e. The loop of a sum reads 8 vectors once, that of `inner` a row of them and memory;
-#: that of `ingest` copies 8 rows.
+#: that of `ingest` copies 8 rows. A round with encoded rows has a loop over arrivals for each number of bits.
 REACHED = {
     "SumBodyIffLNS0_5StepsE0E": Reached(256, (64, 64, 103), 8, 16),
     "SumBodyIffLNS0_5StepsE1E": Reached(256, (73, 74, 112), 8, 16),
@@ -42,6 +43,10 @@ REACHED = {
     "InnerLanesBodyIfLi10ELb1E": Reached(128, (96, 108, 128), 11, 4),
     "InnerLanesBodyIfLi16ELb1E": Reached(128, (164, 167, 165), 17, 4),
     "IngestBodyIfvLb1E": Reached(256, (73, 64, 66), 8, 16, 8),
+    "EncodedBodyIffNS0_6AffineE": Reached(256, (77, 79, 76), arrival=(271, 268, 427)),
+    "EncodedBodyIffNS0_6HalvesINS_7Float16E": Reached(256, (74, 74, 76), arrival=(254, 254, 369)),
+    "EncodedBodyIffNS0_6HalvesINS_8Bfloat16E": Reached(256, (74, 74, 76), arrival=(172, 172, 288)),
+    "EncodedBodyIffNS0_7RotatedE": Reached(512, (116, 119, 83), arrival=(1046, 1052, 1375)),
 }
 
 
@@ -53,18 +58,34 @@ class Kernel:
 
     @property
     def loops(self):
-        """For each loop, how many reads and stores of global memory it has, by their bytes."""
+        """The instructions of each loop, by their addresses."""
         for address, instruction in self.code:
             jump = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", instruction)
             if jump and (begin := int(jump[1], 16)) < address:
-                body = [each for at, each in self.code if begin <= at <= address]
-                yield tuple(Counter(width(each) for each in body if kind in each) for kind in ("LDG.", "STG."))
+                yield {at: each for at, each in self.code if begin <= at <= address}
+
+    @property
+    def accesses(self):
+        """For each loop, how many reads and stores of global memory it has, by their bytes."""
+        for loop in self.loops:
+            yield tuple(Counter(width(each) for each in loop.values() if kind in each) for kind in ("LDG.", "STG."))
+
+    @property
+    def arrival(self):
+        """Instructions of the longest loop over arrivals: one that stores and has no such loop within."""
+        storing = [loop for loop in self.loops if any("STG." in each for each in loop.values())]
+        inner = (a for a in storing if not any(b.keys() < a.keys() for b in storing))
+        return max(map(len, inner), default=0)
 
     def misses(self, reached, capability):
         """What the kernel needs beyond what was reached."""
-        if self.registers > (most := reached.registers[(capability >= 90) + (capability >= 100)]):
+        generation = (capability >= 90) + (capability >= 100)
+        if self.registers > (most := reached.registers[generation]):
             yield f"{self.registers} registers, were {most}"
-        if tuple(+Counter({reached.width: count}) for count in (reached.loads, reached.stores)) not in self.loops:
+        if reached.arrival:
+            if not 0 < (arrival := self.arrival) <= (most := reached.arrival[generation]):
+                yield f"{arrival} instructions for an arrival, were {most}"
+        elif tuple(+Counter({reached.width: count}) for count in (reached.loads, reached.stores)) not in self.accesses:
             yield f"no loop with just {reached.loads} reads and {reached.stores} stores of {reached.width} bytes"
 
     def blocks(self, threads):
@@ -156,7 +177,8 @@ def main(paths):
         for d in devices:
             for kernel, reached in d.reached:
                 blocks = kernel.blocks(reached.threads)
-                print(f"{d.name}: {kernel.name}: {kernel.registers} registers, {blocks} blocks a multiprocessor")
+                loop = f", {kernel.arrival} instructions for an arrival" if reached.arrival else ""
+                print(f"{d.name}: {kernel.name}: {kernel.registers} registers, {blocks} blocks a multiprocessor{loop}")
             print(*d.misses, sep="\n", end="\n" if d.misses else "")
     return int(failed)
 

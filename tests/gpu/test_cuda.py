@@ -279,6 +279,42 @@ def test_encode_and_decode(size, codec):
     assert bits(get(their_out, np.float32)) == bits(out)
 
 
+@needs_device
+@pytest.mark.parametrize("codec", [codecs.float16, codecs.bfloat16], ids=lambda codec: codec.name)
+def test_every_half_and_every_border_of_rounding(codec):
+    """A GPU converts by instructions of its own."""
+    halves, widened = np.arange(2**16, dtype=np.uint16).view(np.uint8), np.empty(2**16, np.float32)
+    their_widened = put(widened)
+    with on_host():
+        ops.decode(halves, widened, codec=codec)
+    ops.decode(put(halves), their_widened, codec=codec)
+    assert bits(get(their_widened, np.float32)) == bits(widened)
+    #: The bits of a float32 between two float16 or bfloat16, and beside it.
+    offsets = [near + beside for near in (0, 0x1000, 0x8000) for beside in (-1, 0, 1)]
+    every = widened.view(np.int32).astype(np.int64)
+    assert_encodes_alike(
+        codec, np.concatenate([(every + offset).astype(np.uint32) for offset in offsets]).view(np.float32)
+    )
+
+
+@needs_device
+@pytest.mark.parametrize("codec", [codec for codec in ROUNDING if codec.name.startswith("affine")], ids=repr)
+def test_grids_of_every_size(codec):
+    """The reciprocal of a step on a GPU is that of the CPU for any exponent and any fraction."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((4096, 128)).astype(np.float32)
+    assert_encodes_alike(codec, np.ldexp(x, rng.integers(-140, 124, (4096, 1))).astype(np.float32).ravel())
+
+
+def assert_encodes_alike(codec, x):
+    row = np.full(codec.row_bytes(x.size), 0xA5, np.uint8)
+    their_row, facts = put(row), ops.RowFacts(11, -1.0, 2.0)
+    with on_host():
+        ops.encode(x, row, codec=codec, facts=facts)
+    ops.encode(put(x), their_row, codec=codec, facts=facts)
+    assert bits(get(their_row, np.uint8)) == bits(row)
+
+
 def drawn_round(rng, codec):
     """Arrays by name and a function that makes the round of them: any combination of stages."""
     size, shift = int(rng.choice(SIZES)), int(rng.integers(0, 2))
