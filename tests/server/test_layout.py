@@ -225,11 +225,11 @@ def batch_norm():
 BUFFERS = {"mask": "bool", "1.running_mean": "float32", "1.running_var": "float32", "1.num_batches_tracked": "int64"}
 
 
-@pytest.mark.parametrize("form", ["module", "state_dict", "override"])
+@pytest.mark.parametrize("form", ["module", "state_dict"])
 def test_batch_norm(form):
     net = batch_norm()
     tree = net if form == "module" else net.state_dict()
-    layout = Layout.of(tree, buffers=BUFFERS if form == "override" else None)
+    layout = Layout.of(tree)
     assert [field.name for field in layout.fields] == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert {field.name: field.dtype for field in layout.buffers} == BUFFERS
     assert (layout.size, layout.buffers_size) == (24, 11)
@@ -295,7 +295,7 @@ def test_sequences_keep_their_places():
     assert layout.flatten(views).tolist() == [0, 1, 2]
     assert layout.flatten_buffers(weights).tolist() == [3, 4]
     assert Layout.of((np.array(1),)).views(np.empty(0, np.float32)) == {}
-    everything = Layout.of(weights, buffers=())
+    everything = Layout.of(weights, roles={"*": "trained"})
     assert everything.flatten(weights).tolist() == [1, 1, 3, 4, 1]
     check_error("1 is int64", everything.load, weights, np.array([1, 1, 2.5, -3.5, 1], np.float32))
 

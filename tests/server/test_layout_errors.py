@@ -111,9 +111,6 @@ def test_refused_vectors():
     check_error(r"^\[layout\] out is read-only", layout.flatten, tree, read_only(vector))
     text = r"^\[layout\] bad is a float64, expected a NumPy array or torch tensor"
     check_error(text, Layout.of({"bad": np.zeros(())}).load, {"bad": np.float64(0)}, np.ones(1))
-    text = r"^\[layout\] buffers must be names of the tree's arrays, not b$"
-    check_error(text, Layout.of, {"weight": np.ones(1)}, buffers="b")
-    check_error(text, Layout.of, {"weight": np.ones(1)}, buffers=["weight", "b"])
     check_error(r"the tree lacks 0, 1, 2, 3, 4 and 4 more$", Layout.of([np.ones(1)] * 9).parts, [])
 
 

@@ -204,7 +204,7 @@ STATELESS = {
         calibrate=calibration.NONE,
         step=optimizers.Sgd(),
     ),
-    "Layout.of": _function(Layout.of, tree=tree, select=["w", "b"], buffers=["b"], roles={"b": "statistic"}),
+    "Layout.of": _function(Layout.of, tree=tree, select=["w", "b"], roles={"b": "statistic"}),
     "Layout.from_json": _function(Layout.from_json, data=lambda rng: Layout.of(TREE).to_json()),
     "Layout.parts": _function(Layout.of(TREE).parts, tree=tree),
     "Layout.arrays": _function(Layout.of(TREE).arrays, tree=tree),

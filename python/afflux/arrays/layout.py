@@ -1,7 +1,7 @@
 """The layout of a model's arrays in one flat vector. Buffers, such as BatchNorm statistics, form a second vector."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -27,7 +27,7 @@ from afflux.arrays.interop import Array
 from afflux.arrays.libraries import is_keras, keras_variables
 from afflux.arrays.matching import Matcher
 from afflux.arrays.modules import is_module, is_read_by_state_dict
-from afflux.arrays.roles import Roles, declared_names, named_buffers, require_averages, roles_of, unknown_statistics
+from afflux.arrays.roles import Roles, declared_names, require_averages, roles_of, unknown_statistics
 from afflux.arrays.selection import Select, selected
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import Dtype, brief, one_dtype_of, reads
@@ -117,14 +117,7 @@ class Layout:
         object.__setattr__(self, "_whole_matcher", self._matcher_of((*self.fields, *self.buffers, *self.copied)))
 
     @classmethod
-    def of(
-        cls,
-        tree: Tree,
-        select: Select | None = None,
-        *,
-        buffers: Collection[str] | None = None,
-        roles: Roles | None = None,
-    ) -> "Layout":
+    def of(cls, tree: Tree, select: Select | None = None, *, roles: Roles | None = None) -> "Layout":
         """Return the layout of a tree, or of a part of it.
 
         Args:
@@ -138,17 +131,16 @@ class Layout:
                 libraries. A collection of dotted names selects the parameters and buffers of these names. A function
                 (name, array) -> bool is called for every parameter and buffer, and selects those for which it returns
                 True.
-            buffers: the names of all arrays that are statistics; no others then are.
             roles: roles by patterns of names, as {"bn.*": "local"}; the first pattern that matches a name counts. See
                 `fields.Role` for the roles, and docs/reference/models.md for the defaults.
 
         Raises:
             AffluxError: an element of the tree is not an array, two arrays have one name, a dtype is not listed above,
-                `select`, `buffers` or `roles` has an unknown name, or no parameter is selected.
+                `select` or `roles` has an unknown name, or no parameter is selected.
 
         Cost: buffers of unknown names are read once; no other array is.
 
-        >>> Layout.of([np.ones(3), np.ones(2)], buffers=["1"]).size
+        >>> Layout.of([np.ones(3), np.ones(2)], roles={"1": "statistic"}).size
         3
         >>> model = {"body": {"w": np.ones(5)}, "head": {"w": np.ones(2)}}
         >>> head = Layout.of(model, select=["head.w"])
@@ -157,7 +149,7 @@ class Layout:
         >>> Layout.of(model, roles={"head.*": "local"}).roles
         {'body.w': 'trained', 'head.w': 'local'}
         """
-        return cls._of(tree, select, buffers, roles)
+        return cls._of(tree, select, roles)
 
     @classmethod
     @reads("[layout] tree")
@@ -165,20 +157,18 @@ class Layout:
         cls,
         tree: Tree,
         select: Select | None = None,
-        buffers: Collection[str] | None = None,
         roles: Roles | None = None,
         most: float = _MOST,
     ) -> "Layout":
         """Return the layout as `of`. Buffers with a value beyond `most` are constants."""
         walk = trees.Walk(tree, whole=True)
-        buffer_names = None if buffers is None else named_buffers(buffers, walk.leaves)
-        of_arrays = roles_of(walk, roles, buffer_names)
+        of_arrays = roles_of(walk, roles)
         arrays = {name: array for name, array in walk.leaves.items() if of_arrays[name] != "alias"}
         if select is not None:
             aside = {name for name in arrays if of_arrays[name] != "trained"}
             names = selected(arrays, aside, select)
             arrays = {name: array for name, array in arrays.items() if name in names}
-        declared = declared_names(walk.leaves, roles, buffer_names)
+        declared = declared_names(walk.leaves, roles)
         require_averages(arrays, of_arrays, declared, most)
         fields, statistics, copied, constants, local_fields = places.fields_of(arrays, of_arrays)
         aliases = tuple(

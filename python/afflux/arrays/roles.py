@@ -16,7 +16,7 @@ from afflux.arrays.modules import is_extra_state
 from afflux.arrays.selection import close_names
 from afflux.arrays.trees import Branch, Walk
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_text, brief, one_of, reads
+from afflux.ops.validation import as_text, brief, one_of
 
 _log = getLogger("afflux")
 
@@ -40,7 +40,7 @@ _OWN_COLLECTIONS = frozenset({"cache", "intermediates"})
 _EXACT = 2**53
 
 
-def roles_of(walk: Walk, roles: Roles | None = None, buffers: Collection[str] | None = None) -> dict[str, Role]:
+def roles_of(walk: Walk, roles: Roles | None = None) -> dict[str, Role]:
     """Return the role of each array of a tree by name, before any value is read; see `Layout.of`.
 
     Raises:
@@ -52,7 +52,7 @@ def roles_of(walk: Walk, roles: Roles | None = None, buffers: Collection[str] | 
         pattern = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
         if pattern is not None and patterns[pattern] == "alias" and name not in walk.aliases:
             raise AffluxError(f"[layout] roles: {label(name)} shares its memory with no array before it: no alias")
-        role_of[name] = _default(walk, name, array, buffers) if pattern is None else patterns[pattern]
+        role_of[name] = _default(walk, name, array) if pattern is None else patterns[pattern]
     return role_of
 
 
@@ -98,24 +98,10 @@ def can_be_averaged(name: str, array: Array, most: float) -> bool:
     return max(-low, high) <= min(_EXACT, most)
 
 
-@reads("[layout] buffers")
-def named_buffers(buffers: Collection[str], leaves: Collection[str]) -> Collection[str]:
-    """Return the names of the buffers. Raises AffluxError if one is not the name of an array of the tree."""
-    names = [buffers] if isinstance(buffers, str) else list(buffers)
-    buffer_names = {text for text in map(as_text, names) if text is not None and text in leaves}
-    unknown = [as_text(name) or brief(name) for name in names if as_text(name) not in buffer_names]
-    if unknown or isinstance(buffers, str):
-        raise AffluxError(
-            f"[layout] buffers must be names of the tree's arrays, not {', '.join(map(label, (unknown or names)[:5]))}"
-        )
-    return buffer_names
-
-
-def declared_names(names: Collection[str], roles: Roles | None, buffers: Collection[str] | None = None) -> set[str]:
+def declared_names(names: Collection[str], roles: Roles | None) -> set[str]:
     """Return the names of the arrays whose role the caller has declared."""
     patterns = roles or {}
-    matches = {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
-    return matches | set(buffers or ())
+    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 def unknown_statistics(arrays: Collection[str], roles: Mapping[str, Role], declared: Collection[str]) -> list[str]:
@@ -153,7 +139,7 @@ def _checked(roles: Any, walk: Walk) -> dict[str, Role]:
     return checked
 
 
-def _default(walk: Walk, name: str, array: Array, buffers: Collection[str] | None) -> Role:
+def _default(walk: Walk, name: str, array: Array) -> Role:
     """Return the role of an array that no pattern matches."""
     if name in walk.aliases:
         return "alias"
@@ -161,8 +147,6 @@ def _default(walk: Walk, name: str, array: Array, buffers: Collection[str] | Non
         return "local"
     if name in walk.kinds:
         return walk.kinds[name]
-    if buffers is not None:
-        return "statistic" if name in buffers else "trained"
     path = name.split(".")
     collections = walk.node.keys if isinstance(walk.node, Branch) else ()
     if path[-1] == "seed_generator_state" or (path[0] in _OWN_COLLECTIONS and "params" in collections):

@@ -239,6 +239,6 @@ def tree_of(flat: FlatModel) -> tuple[dict[str, Any], Layout]:
     tensors = dict(flat.module.named_parameters()) | dict(flat.module.named_buffers())
     fields = (*layout.fields, *layout.buffers, *layout.copied)
     arrays = {field.name: tensors[field.name].detach().cpu().clone() for field in fields}
-    copied: dict[str, Role] = {escape(field.name): "copied" for field in layout.copied}
-    of_arrays = Layout.of(arrays, buffers=[field.name for field in layout.buffers], roles=copied)
+    roles: dict[str, Role] = {escape(field.name): field.role for field in (*layout.buffers, *layout.copied)}
+    of_arrays = Layout.of(arrays, roles={**roles, "*": "trained"})
     return arrays, replace(of_arrays, unknown_statistics=layout.unknown_statistics)
