@@ -12,8 +12,8 @@ from afflux.lab.tasks.lora_task import checkpoint_folder
 from afflux.ops.errors import ConfigError
 from afflux.rules.files import code_digests
 from afflux.rules.specs import RuleSpec, parse_rule
+from afflux.sim.workload.availability import availability_law
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.delays import delay_law
 from afflux.sim.workload.task_registry import build_task
 from commands import invoke
 from conftest import check_raises, check_refused
@@ -127,7 +127,7 @@ def test_names_that_no_file_can_have(name):
 
 @pytest.mark.parametrize("folder", [LONG, "a\0b"])
 def test_data_in_a_folder_that_cannot_be(folder):
-    law = delay_law(f"device-times:file={folder}")
+    law = availability_law(f"devices:file={folder}")
     check_refused("there is no file", law, 3, np.random.Generator(np.random.PCG64(0)))
     for task in ("papers:dataset=mnist", "images"):
         with pytest.raises(ConfigError):

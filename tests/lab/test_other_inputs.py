@@ -103,12 +103,12 @@ def test_another_division_is_named(tmp_path, monkeypatch):
     check_refused("other inputs: clients;", resume, InterruptedRun(store))
 
 
-def test_the_file_of_the_delays_is_an_input(tmp_path):
-    trace = tmp_path / "times.csv"
-    trace.write_text("time,deviation\n1,0\n2,0\n3,0\n")
-    store = stopped(tmp_path / "run", replace(SMALL, delays=f"device-times:file={trace}"))
-    trace.write_text("time,deviation\n1,0\n2,0\n3,0.0\n")  # the same times: nothing else would notice it
-    check_refused("other inputs: delays;", resume, InterruptedRun(store))
+def test_the_file_of_the_availability_is_an_input(tmp_path):
+    trace = tmp_path / "ready.csv"
+    trace.write_text("device,start,end\na,0,60\nb,10,99\n")
+    store = stopped(tmp_path / "run", replace(SMALL, availability=f"devices:file={trace}"))
+    trace.write_text("device,start,end\na,0,60\nb,10,99.0\n")  # the same times: nothing else would notice it
+    check_refused("other inputs: availability;", resume, InterruptedRun(store))
 
 
 def own_task(**changes):

@@ -48,7 +48,7 @@ CASES = {
     "twafl": ROUNDS,
     "sasgd": replace(
         replace(SMALL, availability="diurnal:period=40:share=0.6", dropout="rates:never=0.1:late=0.3", timeout=30.0),
-        selection="oort",
+        selection="examples",
         concurrency="5:8@20:3@60",
     ),
     "afa_cs": replace(SMALL, client_optimizer="scaffold"),

@@ -31,7 +31,7 @@ from afflux.sim.clients.training import SerialTraining
 from afflux.sim.errors import ProcessKilledError, TrainingError
 from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
-from conftest import check_error, check_raises, check_refused, reproducible
+from conftest import ROOT, check_error, check_raises, check_refused, reproducible
 from fake_ray import FakeRay
 from made_runs import audit_folder, resume, run_in_store, run_paired
 from pairwise import soak
@@ -42,7 +42,7 @@ ROUNDS = {"protocol": "rounds", "concurrency": SimConfig.concurrency, "stale_mod
 SCAFFOLD = replace(SMALL, client_optimizer="scaffold", steps_law="uniform", **ROUNDS)
 PRESENCE = replace(
     replace(SMALL, availability="diurnal:period=40:share=0.6", dropout="rates:never=0.1:late=0.3", timeout=30.0),
-    selection="oort",
+    selection=f"{ROOT}/examples/oort_selection.py:oort",
     concurrency="5:8@20:3@60",
 )
 RULE = parse_rule("ca2fl:buffer_size=3")
@@ -132,8 +132,9 @@ def same_as_one_process(folder, result, config):
 @pytest.mark.parametrize("config", [SCAFFOLD, *soak(PRESENCE), *soak(SMALL)])
 def test_stopped_and_resumed_with_other_numbers_of_workers(config, two_workers, tmp_path):
     check_raises(Stopped, begin, tmp_path, config, stop_at(8), workers=two_workers)
-    check_raises(Stopped, resume, InterruptedRun(tmp_path / "store"), stop_at(17), 0.0, workers=1)
-    result = resume(InterruptedRun(tmp_path / "store"), None, 0.01, workers=two_workers)
+    named = {"selection": config.selection if config is PRESENCE else None}
+    check_raises(Stopped, resume, InterruptedRun(tmp_path / "store", **named), stop_at(17), 0.0, workers=1)
+    result = resume(InterruptedRun(tmp_path / "store", **named), None, 0.01, workers=two_workers)
     same_as_one_process(tmp_path, result, config)
 
 

@@ -1,4 +1,4 @@
-"""Laws of running times with options: their distributions, their names, measured traces, and the papers' staleness."""
+"""Laws of running times with options: their distributions, their names, traces, and the papers' staleness."""
 
 import math
 import os
@@ -15,7 +15,6 @@ from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import (
     DELAYS,
     ConstantDelays,
-    DeviceTimes,
     FadasDelays,
     HalfNormalDelays,
     delay_law,
@@ -157,8 +156,6 @@ def test_staleness_without_concurrency_and_with_equal_times():
         ("ca2fl:s=-1", "s is -1.0, must be 0 or more"),
         ("ca2fl:reading=variance", "'variance' is not one of location, scale"),
         ("fadas-large:gamma=1:gamma=2", "delays fadas-large:gamma=1:gamma=2: gamma is given twice"),
-        ("device-times", "needs file="),
-        ("phone-times:work=0", "work is 0.0, must be positive"),
         ("constant:tied=8", "constant has no options"),
         ("ca2fl-fixed:tied=8", "all clients of this law are alike"),
         ("fadas-large:tied=8-9", "tied is 8-9, must be numbers of classes"),
@@ -212,108 +209,65 @@ def test_names_and_options():
     assert delay_law("fadas-large:high=60:low=55") == FadasDelays(55, 60)
     assert delay_law("ca2fl-fixed:s=3") == HalfNormalDelays(s=3)
     assert delay_law("ca2fl-fixed:s=none") == HalfNormalDelays()
-    assert delay_law("device-times:file=a.csv:work=2") == DeviceTimes("a.csv", work=2)
     table = (Path(__file__).parents[2] / "docs" / "reference" / "data.md").read_text()
     assert all(f"`{name}`" in table for name in DELAYS)
-
-
-def test_running_times_of_devices(tmp_path):
-    path = tmp_path / "times.csv"
-    path.write_text('device,deviation,time\n"a, b",2,10\nc,,30\nd,1,\ne,0,50\n')
-    found = draws(DeviceTimes(str(path)), 3, 4000)
-    found = found[np.argsort(found.mean(axis=1))]
-    # d was not measured; c and e always take their mean; a has the gamma law of mean 10 and deviation 2.
-    assert (found[1:] == [[30], [50]]).all()
-    assert found[0].min() > 0
-    assert abs(found[0].mean() - 10) < 5 * 2 / math.sqrt(4000)
-    # The fourth central moment of this gamma law is (3 + 6/25) 2^4.
-    assert abs(found[0].var() - 4) < 5 * math.sqrt(((3 + 6 / 25) - 1) * 16 / 4000)
-    # Twice the work: the sum of two independent times.
-    double = draws(DeviceTimes(str(path), work=2), 3, 4000)
-    double = double[np.argsort(double.mean(axis=1))]
-    assert (double[1:] == [[60], [100]]).all()
-    assert abs(double[0].var() - 8) < 5 * math.sqrt(((3 + 6 / 50) - 1) * 64 / 4000)
-    without = draws(DeviceTimes(str(path), deviation="none"), 300, 1)
-    assert set(without.ravel()) == {10, 30, 50}, "more clients than devices: drawn with replacement"
 
 
 @pytest.mark.parametrize(
     ("content", "encoding"),
     [
-        ("time,deviation\n7,0\n", "utf-16"),
-        ("\ufefftime,deviation\n7,0\n", "utf-16-be"),
-        ("time;deviation\n7;0\n", "utf-8-sig"),
-        ("device\ttime\tdeviation\na\t7\t0\n", "utf-8"),
-        ('"device", time , deviation\r\n"a, b", 7 , 0\r\n', "utf-8"),
+        ("device,start,end\na,2,7\n", "utf-16"),
+        ("\ufeffdevice,start,end\na,2,7\n", "utf-16-be"),
+        ("device;start;end\na;2;7\n", "utf-8-sig"),
+        ("x\tdevice\tstart\tend\n\ta\t2\t7\n", "utf-8"),
+        ('"device", start , end\r\n"a, b", 2 , 7\r\n', "utf-8"),
     ],
 )
 def test_tables_as_spreadsheets_write_them(tmp_path, content, encoding):
-    path = tmp_path / "times.csv"
+    path = tmp_path / "ready.csv"
     path.write_bytes(content.encode(encoding))
-    assert draws(DeviceTimes(str(path)), 1, 1).tolist() == [[7.0]]
+    assert Devices(str(path)).intervals() == [([2.0], [7.0])]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "has no column time, deviation, it is empty"),
-        ("time;x\n1;2\n", "has no column deviation, only 'time, x'"),
-        ("time;deviation\n1,5;0\n", "has time '1,5' in line 2; expected: a finite number"),
-        ("time,deviation\n", "has no line of values"),
-        ("time,deviation\n0,1\n,\n", "has no device with a time"),
-        ("time,deviation\n1,2\n3,x\n", "has deviation 'x' in line 3; expected: a finite number"),
-        ("time,deviation\n-1,0\n", "has time '-1' in line 2"),
-        ("time,deviation\ninf,0\n", "has time 'inf' in line 2"),
-        ('time,deviation\n"1"2,0\n', "is no table in line 2"),
-        ("device,time,deviation\na,4,0\nb,4", "has 2 values in line 3; expected: 3, as in its first"),
-        ("time,deviation\n1,2,3\n", "has 3 values in line 2"),
-        (b"time,deviation\n\xff,0\n", "cannot be read"),
-    ],
-)
-def test_damaged_tables_of_times(tmp_path, content, message):
-    path = tmp_path / "times.csv"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert "times.csv" in str(check_refused(message, DeviceTimes(str(path)), 1, generator()))
-
-
-def test_a_trace_is_looked_for_in_the_folder_of_the_data(tmp_path, monkeypatch):
-    monkeypatch.delenv("AFFLUX_DATA", raising=False)
-    check_refused(r"there is no file a\.csv; AFFLUX_DATA is not set", DeviceTimes("a.csv"), 1, generator())
-    monkeypatch.setenv("AFFLUX_DATA", str(tmp_path))
-    check_refused(r"there is no file a\.csv or in", DeviceTimes("a.csv"), 1, generator())
-    (tmp_path / "a.csv").write_text("time,deviation\n7,0\n")
-    assert draws(DeviceTimes("a.csv"), 1, 1).tolist() == [[7.0]]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("device,start\na,1\n", "has no column end"),
+        ("", "has no column device, start, end, it is empty"),
+        ("device,start\na,1\n", "has no column end, only 'device, start'"),
+        ("device;start;end\na;1,5;2\n", "has start '1,5' in line 2; expected: a finite number"),
+        ("device,start,end\na,1,2\nb,3,x\n", "has end 'x' in line 3; expected: a finite number"),
+        ("device,start,end\na,-1,2\n", "has start '-1' in line 2"),
+        ("device,start,end\na,1,inf\n", "has end 'inf' in line 2"),
+        ('device,start,end\n"1"2,0,1\n', "is no table in line 2"),
+        ("device,start,end\na,5\n", "has 2 values in line 2; expected: 3, as in its first"),
+        ("device,start,end\na,5,6,7\n", "has 4 values in line 2"),
+        (b"device,start,end\n\xff,0,1\n", "cannot be read"),
         ("device,start,end\na,5,4\n", r"has an interval from 5\.0 to 4\.0"),
         ("device,start,end\na,5,9\na,8,12\n", "has intervals of device 'a' that overlap"),
         ("device,start,end\na,5,5\n", "has no interval with a length"),
+        ("device,start,end\n", "has no interval with a length"),
         ("device,start,end\na,5,\n", r"has an interval from 5\.0 to 0\.0"),
-        ("device,start,end\na,5\n", "has 2 values in line 2"),
     ],
 )
 def test_damaged_tables_of_intervals(tmp_path, content, message):
     path = tmp_path / "ready.csv"
-    path.write_text(content)
-    check_refused(message, Devices(str(path)), 1, generator())
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert "ready.csv" in str(check_refused(message, Devices(str(path)), 1, generator()))
+
+
+def test_a_trace_is_looked_for_in_the_folder_of_the_data(tmp_path, monkeypatch):
+    monkeypatch.delenv("AFFLUX_DATA", raising=False)
+    check_refused(r"there is no file a\.csv; AFFLUX_DATA is not set", Devices("a.csv"), 1, generator())
+    monkeypatch.setenv("AFFLUX_DATA", str(tmp_path))
+    check_refused(r"there is no file a\.csv or in", Devices("a.csv"), 1, generator())
+    (tmp_path / "a.csv").write_text("device,start,end\na,2,7\n")
+    assert Devices("a.csv").intervals() == [([2.0], [7.0])]
 
 
 def real(file):
     folder = os.environ.get("AFFLUX_DATA")
     if not folder or not (Path(folder) / file).is_file():
         pytest.skip(f"needs {file} in the folder AFFLUX_DATA")
-
-
-def test_training_times_of_phones():
-    real("traces/phone_training_latency.csv")
-    # 978 of 997 devices were measured. As many clients: each device once.
-    found = draws(delay_law("phone-times:deviation=none"), 978, 1)[:, 0]
-    assert np.quantile(found, (0, 0.1, 0.5, 0.9, 0.99), method="higher").tolist() == [40, 69, 172, 477, 1662]
-    assert draws(delay_law("phone-times"), 978, 3).min() > 0
 
 
 def test_phones_that_are_ready():

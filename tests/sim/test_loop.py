@@ -14,11 +14,13 @@ from afflux.sim.clients.training import SerialTraining
 from afflux.sim.loop import PushedUpdate
 from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
+from conftest import ROOT
 from made_runs import run, run_paired
 
+OORT = f"{ROOT}/examples/oort_selection.py:oort"
 SMALL = SimConfig(model="logreg", num_clients=12, concurrency=4, arrivals=40, eval_every=15, local_steps=1)
 ROUNDS = {"protocol": "rounds", "concurrency": SimConfig.concurrency, "stale_models": 3}
-PRESENCE = {"dropout": "rates:never=0.1:late=0.2", "timeout": 20.0, "selection": "oort"}
+PRESENCE = {"dropout": "rates:never=0.1:late=0.2", "timeout": 20.0, "selection": OORT}
 
 
 def loop_of(rule, seed=0, config=SMALL, **options):

@@ -25,9 +25,6 @@ presence: the place of a dropout is never free
 presence: clients train on while they are away
 -now + duration if self.trace is None else
 +now + duration if True else
-selection: slow clients are no worse
--utilities /= [pow(float(factor), self.alpha) for factor in slowness]
-+utilities /= 1.0
 selection: a resumed run forgets its results
 -self._selection.observe(ClientResult.of(event, next(results)))
 +next(results)
@@ -62,11 +59,6 @@ delays: FADAS's large class is as frequent as the small one
 delays: CA2FL's location is a scale
 -float(s[client] + abs(times.standard_normal()))
 +float(s[client] * abs(times.standard_normal()))
-
-test_delay_laws.py
-delays: a device's work grows its deviation as its mean
--1] * np.sqrt(self.work)
-+1] * self.work
 
 test_sim_clients.py
 training: a small last batch weighs as much as a full one

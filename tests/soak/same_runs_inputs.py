@@ -14,7 +14,6 @@ IMAGES = "--num-clients 4 --concurrency 2 --arrivals 4 --eval-every 2 --local-st
 OWNERS = "--concurrency 2 --arrivals 4 --eval-every 2 --local-steps 1 --batch-size 4"
 DIGITS = "--model logreg --num-clients 12 --concurrency 4 --arrivals 30 --eval-every 10"
 LAWS = "constant exponential fadas-large:gamma=0.5 ca2fl ca2fl-1 ca2fl-0.5 ca2fl-fixed"
-LAWS += " device-times:file=data/times.csv:time=ms:deviation=std"
 
 
 def _tasks(words: str, options: str) -> dict[str, str]:
@@ -92,8 +91,6 @@ def write_data(folder: Path) -> None:
                     columns = [labels[:, None].astype(np.uint8)] * (1 + coarse)
                     path.write_bytes(np.hstack([*columns, rows]).tobytes())
     _write_texts(folder, rng)
-    lines = [f"{mean:.3f},{mean / 10:.3f}" for mean in rng.uniform(1, 9, 7)]
-    (folder / "times.csv").write_text("\n".join(["ms,std", *lines, ""]))
     starts = [(device, 10 * number + device) for device in range(5) for number in range(20)]
     lines = [f"{device},{start},{start + 4}" for device, start in starts]
     (folder / "ready.csv").write_text("\n".join(["device,from,to", *lines, ""]))

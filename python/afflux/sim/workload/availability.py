@@ -5,7 +5,7 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from sys import float_info
@@ -32,30 +32,6 @@ def trace_path(file: str) -> Path:
             return path
     where = f" or in {folder}" if folder else "; AFFLUX_DATA is not set"
     raise ConfigError(f"there is no file {file}{where} (formats: docs/reference/data.md)")
-
-
-def read_columns(path: Path, names: Sequence[str], numbers: Sequence[str]) -> list[tuple[list[str], list[float]]]:
-    """Read some columns of a CSV file; see `read_table`.
-
-    Args:
-        path: the file.
-        names: columns of text, and
-        numbers: columns of numbers, finite and not negative; an empty value is 0.
-
-    Returns:
-        The texts and the numbers of each line.
-
-    Raises:
-        ConfigError: see `read_table`; or a value is no such number, or there is no line of values.
-    """
-    values = []
-    for line, cells in read_table(path, (*names, *numbers), quoted=True):
-        pairs = zip(numbers, cells[len(names) :], strict=True)
-        measured = [_number(path, line, column, text) for column, text in pairs]
-        values.append(([text.strip() for text in cells[: len(names)]], measured))
-    if not values:
-        raise bad_file(path, "has no line of values", "a line for each device or interval")
-    return values
 
 
 def _number(path: Path, line: int, column: str, text: str) -> float:
@@ -184,11 +160,13 @@ class Devices:
         """
         path = trace_path(self.file)
         intervals: dict[str, list[tuple[float, float]]] = {}
-        for (device,), (start, end) in read_columns(path, [self.device], [self.start, self.end]):
+        columns = self.start, self.end
+        for line, (device, *texts) in read_table(path, (self.device, *columns), quoted=True):
+            start, end = (_number(path, line, column, text) for column, text in zip(columns, texts, strict=True))
             if start > end:
                 raise bad_file(path, f"has an interval from {start} to {end}", "an end that is not before the start")
             if start < end:
-                intervals.setdefault(device, []).append((start, end))
+                intervals.setdefault(device.strip(), []).append((start, end))
         if not intervals:
             raise bad_file(path, "has no interval with a length", "a device that is ready")
         traces = []

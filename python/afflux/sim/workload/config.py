@@ -173,8 +173,8 @@ class SimConfig:
     selection: str = _setting(
         "uniform",
         "Protocol events, the client that starts next: uniform, any that is idle; blocked-until-pass-ends, any that "
-        "has not finished yet in this pass over all clients (GSGM); examples, by their numbers of examples; oort, by "
-        "loss and speed, with options; or path/to/file.py:FUNCTION, which is executed (docs/reference/simulation.md).",
+        "has not finished yet in this pass over all clients (GSGM); examples, by their numbers of examples; or "
+        "path/to/file.py:FUNCTION, which is executed (docs/reference/simulation.md).",
     )
     availability: str = _setting(
         ALWAYS,

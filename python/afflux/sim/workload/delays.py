@@ -1,8 +1,6 @@
-"""Laws of the clients' running times: those of the papers, and those of measured traces; the unit is the law's own.
+"""Laws of the clients' running times, those of the papers; the unit is the law's own.
 
-A law has a name and options: `fadas-large:gamma=0.5`. With a trace each client is a device of a CSV file, which has a
-line of column names, then a line of values for each device. Devices are drawn for the clients without
-replacement as long as there are enough.
+A law has a name and options: `fadas-large:gamma=0.5`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +11,7 @@ import numpy as np
 
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import read_law
-from afflux.sim.data.files import bad_file
-from afflux.sim.workload.availability import (
-    check_finite,
-    check_positive,
-    check_range,
-    read_columns,
-    trace_path,
-)
+from afflux.sim.workload.availability import check_finite, check_positive, check_range
 
 #: (client, stream) -> running time of one dispatch of the client, drawn from the stream; `np.random` is not seeded.
 #:
@@ -122,11 +113,6 @@ class TiedDelays:
     #: Examples of these classes that each client has; None: the data are not known yet.
     held: tuple[int, ...] | None = None
 
-    @property
-    def file(self) -> str | None:
-        """The file of the law, if it has one."""
-        return getattr(self.law, "file", None)
-
     def of(self, data: Sequence[Any]) -> "TiedDelays":
         """Return the law for clients with these data sets; raise ConfigError if they have no labels of the classes."""
         try:
@@ -150,45 +136,6 @@ class TiedDelays:
         return lambda client, times: delay(int(places[client]), times)
 
 
-@dataclass(frozen=True)
-class DeviceTimes:
-    """Gamma law with the mean and the standard deviation that were measured on the client's device.
-
-    A dispatch of `work` units takes `work` independent times of the trace. A device without deviation always takes its
-    mean.
-    """
-
-    file: str  #: a CSV file with a line for each device
-    work: float = 1.0  #: units of work of a dispatch
-    time: str = "time"  #: column of the mean; 0 or empty: not measured, the device is left out
-    deviation: str = "deviation"  #: column of the standard deviation; none: all are 0
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError if an option is out of range."""
-        check_positive(self, "work")
-
-    def __call__(self, num_clients: int, rng: np.random.Generator) -> Delay:
-        """Read the file and draw the device of each client; raise ConfigError if the file is damaged."""
-        path = trace_path(self.file)
-        columns = [self.time, *([] if self.deviation == "none" else [self.deviation])]
-        measured = np.array([[*numbers, 0.0][:2] for _, numbers in read_columns(path, [], columns) if numbers[0]])
-        if not len(measured):
-            raise bad_file(path, f"has no device with a {self.time}", "a device with a time")
-        devices = rng.choice(len(measured), num_clients, replace=num_clients > len(measured))
-        mean = measured[devices, 0] * self.work
-        deviation = measured[devices, 1] * np.sqrt(self.work)
-
-        def delay(client: int, times: np.random.Generator) -> float:
-            if not deviation[client]:
-                return float(mean[client])
-            shape = (mean[client] / deviation[client]) ** 2
-            return float(times.gamma(shape, mean[client] / shape))
-
-        return delay
-
-
-_PHONE_TIMES = {"file": "traces/phone_training_latency.csv", "time": "resnet_ms", "deviation": "resnet_std_ms"}
-
 #: The delays of the task itself.
 DELAYS_OF_TASK = "task"
 
@@ -203,8 +150,6 @@ DELAYS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
     "ca2fl-1": (HalfNormalDelays, {"upper": 1.0}),
     "ca2fl-0.5": (HalfNormalDelays, {"upper": 0.5}),
     "ca2fl-fixed": (HalfNormalDelays, {"s": 5.0}),
-    "device-times": (DeviceTimes, {}),
-    "phone-times": (DeviceTimes, _PHONE_TIMES),
 }
 
 

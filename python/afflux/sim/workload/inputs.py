@@ -17,7 +17,6 @@ from afflux import __version__
 from afflux.ops.errors import ConfigError
 from afflux.sim.workload.availability import availability_law, trace_path
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.delays import DELAYS_OF_TASK, delay_law
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.task import Divided, Task
 
@@ -67,7 +66,7 @@ def input_digests(config: SimConfig, task: Task, data: Sequence[Any], module: "n
     """Return the SHA-256 of each input of a run, by its name; an input whose bytes cannot be read has no entry.
 
     Args:
-        config: the settings; the files of their delays and availability are inputs.
+        config: the settings; the file of their availability is an input.
         task: the task.
         data: the data sets of the clients, for the seed of the run.
         module: the initial model, with the parameters that are not trained.
@@ -83,14 +82,9 @@ def input_digests(config: SimConfig, task: Task, data: Sequence[Any], module: "n
         inputs["evaluation"] = task.evaluate if isinstance(task.evaluate, Classification) else None
         inputs["validation"] = task.validation
     digests = {name: digest for name, content in inputs.items() if (digest := content_digest(content)) is not None}
-    laws = {
-        "delays": None if config.delays == DELAYS_OF_TASK else delay_law(config.delays),
-        "availability": availability_law(config.availability),
-    }
-    for name, law in laws.items():
-        if (trace := getattr(law, "file", None)) is not None:
-            with trace_path(trace).open("rb") as file:
-                digests[name] = file_digest(file, "sha256").hexdigest()
+    if (trace := getattr(availability_law(config.availability), "file", None)) is not None:
+        with trace_path(trace).open("rb") as file:
+            digests["availability"] = file_digest(file, "sha256").hexdigest()
     return digests
 
 

@@ -8,13 +8,11 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 
 from afflux.ops.errors import ConfigError
-from afflux.ops.exact import log, pow
 from afflux.ops.validation import as_int, brief
 from afflux.rules.files import file_function, imports_beside, split_rule_name
 from afflux.rules.rule import Rule
 from afflux.rules.specs import read_law, read_options
 from afflux.sim.errors import note_on_errors
-from afflux.sim.workload.availability import check_range
 from afflux.sim.workload.random_streams import StreamPurpose
 
 #: The law for rules with gradient scheduling.
@@ -102,66 +100,6 @@ class ByExamples(UniformSelection):
 
 
 @dataclass
-class Oort(UniformSelection):
-    """Clients of high loss and speed (Oort, OSDI 2021, Algorithm 1), one at a time.
-
-    A client's utility after the R-th arrival, with |B| examples, loss l, its last arrival L and its last duration t:
-    (|B| l + sqrt(0.1 log R / L)) (T / t)^alpha, the last factor if t > T. The next client is drawn in proportion to the
-    utility from those with at least `cutoff` times the largest one; with probability `epsilon`, which each arrival
-    multiplies by `decay` down to `least`, uniformly from those without a result yet.
-
-    It differs from the paper: T is a quantile of the durations and no pacer's, |B| l stands for |B| times the root of
-    the mean square of the examples' losses, and no utility is clipped. A faulty result, or one without a loss, has l 0.
-    """
-
-    purpose = StreamPurpose.SELECTION_LAW
-
-    epsilon: float = 0.9  #: share of the draws that explore, at first
-    decay: float = 0.98  #: of epsilon, at each arrival
-    least: float = 0.2  #: the smallest epsilon
-    cutoff: float = 0.95  #: share of the largest utility
-    alpha: float = 2.0  #: exponent of the penalty of slow clients
-    quantile: float = 0.5  #: share of the durations that are at most T
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError if an option is out of range."""
-        check_range(self, 0, 1, "epsilon", "decay", "least", "cutoff", "quantile")
-        check_range(self, 0, 100, "alpha")
-
-    def begin(self, population: Population, stream: np.random.Generator) -> None:
-        """Begin without any result."""
-        #: Of each client: examples times loss, duration, and the number of its last arrival, 0: none.
-        self._loss, self._duration, self._last = np.zeros((3, population.num_clients))
-        self._arrivals = 0
-
-    def observe(self, result: ClientResult) -> None:
-        """Note a result."""
-        self._arrivals += 1
-        loss = 0.0 if result.faulty or result.loss is None else result.examples * abs(result.loss)
-        self._loss[result.client], self._duration[result.client] = loss, result.duration
-        self._last[result.client] = self._arrivals
-
-    def place(self, idle: Sequence[int], now: float, stream: np.random.Generator) -> int:
-        """Explore or exploit."""
-        clients = np.array(idle)
-        is_known = self._last[clients] > 0
-        explores = stream.random() < max(self.least, self.epsilon * pow(self.decay, float(self._arrivals)))
-        if not is_known.any() or (explores and not is_known.all()):
-            new = np.flatnonzero(~is_known)
-            return int(new[stream.integers(len(new))])
-        places = np.flatnonzero(is_known)
-        clients, durations = clients[places], np.sort(self._duration[self._last > 0])
-        utilities = self._loss[clients] + np.sqrt(0.1 * log(float(self._arrivals)) / self._last[clients])
-        preferred = durations[int(self.quantile * (len(durations) - 1))]
-        slowness = np.maximum(self._duration[clients] / preferred, 1.0) if preferred else np.ones(len(clients))
-        utilities /= [pow(float(factor), self.alpha) for factor in slowness]
-        admitted = utilities >= self.cutoff * utilities.max()
-        ends = np.cumsum(utilities[admitted])
-        drawn = np.searchsorted(ends, stream.random() * ends[-1], side="right")
-        return int(places[admitted][min(drawn, len(ends) - 1)])
-
-
-@dataclass
 class OwnSelection(UniformSelection):
     """A law of the user, FILE.py:FUNCTION[:OPTION=VALUE...]: the function (number of clients, stream) returns it.
 
@@ -199,7 +137,6 @@ SELECTIONS: Mapping[str, tuple[type[UniformSelection], Mapping[str, Any]]] = {
     "uniform": (UniformSelection, {}),
     BLOCKED: (BlockedUntilPassEnds, {}),
     "examples": (ByExamples, {}),
-    "oort": (Oort, {}),
 }
 
 
@@ -224,4 +161,4 @@ def check_passes(rule: Rule, selection: str) -> None:
 
 def reads_results(text: str) -> bool:
     """Return whether a law may read results, so that each rule has its own dispatches; nothing is executed."""
-    return isinstance(selection_law(text), Oort | OwnSelection)
+    return isinstance(selection_law(text), OwnSelection)
