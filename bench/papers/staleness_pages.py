@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from afflux.lab.publishing import Page, markdown_table
-from afflux.sim.clients.staleness import StalenessSummary, simulate_staleness
 from afflux.sim.workload.delays import delay_law
 from bench.papers.comparison import Line, table_page
 from bench.papers.paper_tables import Cell, Table
+from bench.papers.staleness import StalenessSummary, simulate_staleness
 
 #: WKAFL, section 4.1: the bases b of the weights b^-staleness, TWAFL's e/2 among them; w_g; mu, which has no
 #: value in the paper: an arrival counts as aggregated from the largest weight / mu on; clients, K and iterations.

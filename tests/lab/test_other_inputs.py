@@ -14,6 +14,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import own_tasks
 from afflux.lab import Simulation, tune
+from afflux.lab.results import finished_runs
 from afflux.lab.results.audit_log import AuditOutput, read_audit_log
 from afflux.lab.results.finished_runs import FILE
 from afflux.lab.runs.run_checkpoint import InterruptedRun, refuse_other_setup
@@ -22,7 +23,6 @@ from afflux.rules.specs import parse_rule
 from afflux.sim import Task, classification, partitioned, setup
 from afflux.sim import data as data_sets
 from afflux.sim.data import image_set
-from afflux.sim.workload import inputs
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.inputs import content_digest
 from afflux.sim.workload.partitions import PARTITIONS, classes
@@ -177,7 +177,7 @@ def test_older_logs_and_other_versions_are_one_line_of_notice(tmp_path, monkeypa
     (path,) = tmp_path.glob("*.jsonl")
     log = read_audit_log(path)
     assert set(log.header.inputs) == {"data", "clients", "model"}
-    assert log.header.versions == {name: inputs.package_versions()[name] for name in ("numpy", "torch")}
+    assert log.header.versions == {name: finished_runs.package_versions()[name] for name in ("numpy", "torch")}
     begun = setup.SimulationSetup(SMALL, 3, digests=True)
     refuse_other_setup(begun, path, log.header)
     assert caplog.messages == []
@@ -185,8 +185,8 @@ def test_older_logs_and_other_versions_are_one_line_of_notice(tmp_path, monkeypa
     refuse_other_setup(begun, path, older.header)
     assert caplog.messages == [f"{path} holds no digests of its inputs: a change of the data is not noticed"]
     caplog.clear()
-    now = inputs.package_versions() | {"torch": "99.1"}
-    monkeypatch.setattr(inputs, "package_versions", lambda: now)
+    now = finished_runs.package_versions() | {"torch": "99.1"}
+    monkeypatch.setattr(finished_runs, "package_versions", lambda: now)
     refuse_other_setup(begun, path, log.header)
     (notice,) = caplog.messages
     assert notice.startswith(f"{path}: the run began with torch {log.header.versions['torch']}: ")
@@ -224,7 +224,7 @@ def test_a_grid_has_one_data_set_and_one_model(tmp_path, caplog):
         for line in lines:
             if line.get("status") == "open":
                 continue
-            assert line.pop("versions") == inputs.package_versions()
+            assert line.pop("versions") == finished_runs.package_versions()
             assert line.pop("inputs").keys() == {"data", "clients", "evaluation", "model"}
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with caplog.at_level(logging.WARNING):

@@ -15,7 +15,6 @@ from afflux.lab.results.run_result import Evaluation, params_sha256
 from afflux.lab.runs import compare as compare_module
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
-from afflux.sim.clients.staleness import simulate_staleness
 from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
 from afflux.sim.errors import TrainingError
@@ -50,6 +49,7 @@ from bench.papers.reproduction import (
     runs_of,
     states,
 )
+from bench.papers.staleness import simulate_staleness
 from bench.papers.staleness_pages import CA2FL_TABLE_4, FADAS_CLAIMS, PAGES, schedules_page, weights_page
 from conftest import ROOT, check_refused
 from pairwise import soak

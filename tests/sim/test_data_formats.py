@@ -12,13 +12,10 @@ from time import process_time
 import numpy as np
 import pytest
 
+from afflux.lab.tasks.leaf import LeafFile, read_leaf
 from afflux.ops.errors import ConfigError
 from afflux.sim.data import read_data_set
-from afflux.sim.data.cifar_pickle import read_batch
-from afflux.sim.data.files import MOST_BYTES
-from afflux.sim.data.formats import read_idx, read_npz, read_records, read_table
-from afflux.sim.data.leaf import LeafFile, read_leaf
-from afflux.sim.workload.availability import read_columns
+from afflux.sim.data.files import MOST_BYTES, read_idx, read_npz, read_pickled_batch, read_records, read_table
 from conftest import check_refused
 from surroundings import traced_memory_below
 
@@ -123,7 +120,7 @@ def test_cifars_python_version_as_python_2_wrote_it(tmp_path):
     assert np.array_equal(pickle.loads(content, encoding="bytes")[b"data"], data)
     path = tmp_path / "data_batch_1"
     path.write_bytes(content)
-    images, labels = read_batch(path, "labels")
+    images, labels = read_pickled_batch(path, "labels")
     assert labels.tolist() == [0, 1, 2]
     assert np.array_equal(images.reshape(3, 3072), data)
 
@@ -136,7 +133,7 @@ def test_pickles_of_python_3_hold_the_same(tmp_path, protocol, order):
     numbers = [65536, 2**31 - 1, -1, *range(3000)]
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps({"n": numbers, "data": images, "labels": labels, "m": ["a.png", b"raw"]}, protocol))
-    array, found = read_batch(path, "labels")
+    array, found = read_pickled_batch(path, "labels")
     assert array.dtype == np.uint8
     assert np.array_equal(array.reshape(300, 3072), images)
     assert found.tolist() == labels
@@ -186,14 +183,16 @@ def test_nothing_that_a_pickle_names_is_executed(tmp_path, monkeypatch, name, pr
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps({"data": HOSTILE[name], "labels": [1]}, protocol))
-    check_refused("data_batch_1", read_batch, path, "labels")
+    check_refused("data_batch_1", read_pickled_batch, path, "labels")
     assert [entry.name for entry in tmp_path.iterdir()] == ["data_batch_1"]
 
 
 def test_a_call_is_named_in_the_error(tmp_path):
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps({"data": Call(os.system, "true"), "labels": [1]}, 2))
-    check_refused(rf"refers to '{os.system.__module__}.system'\); expected: a pickle", read_batch, path, "labels")
+    check_refused(
+        rf"refers to '{os.system.__module__}.system'\); expected: a pickle", read_pickled_batch, path, "labels"
+    )
 
 
 ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
@@ -248,7 +247,7 @@ UINT8 = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
 def test_pickles_that_are_damaged_or_no_dict_of_plain_data(tmp_path, content):
     path = tmp_path / "batch"
     path.write_bytes(content)
-    check_refused("batch", read_batch, path, "labels")
+    check_refused("batch", read_pickled_batch, path, "labels")
 
 
 def long(number):
@@ -278,7 +277,7 @@ def test_pickles_take_time_and_memory_in_proportion_to_the_file(tmp_path, name):
     path.write_bytes(BOMBS[name])
     begin = process_time()
     with traced_memory_below(2e6 + 200 * len(BOMBS[name])):
-        check_refused("batch", read_batch, path, "labels")
+        check_refused("batch", read_pickled_batch, path, "labels")
         assert process_time() - begin < 10
 
 
@@ -301,11 +300,11 @@ READERS = {
     "images-idx3-ubyte.gz": lambda path: read_idx(path, 3),
     "cifar10.npz": lambda path: read_npz(path, ("x",)),
     "train.bin": lambda path: read_records(path, 2),
-    "data_batch_1": lambda path: read_batch(path, "labels"),
+    "data_batch_1": lambda path: read_pickled_batch(path, "labels"),
     "users.json": lambda path: list(read_leaf(path.parent, PIXELS)),
     "speeches.tsv": lines,
     "Hamlet.txt": roles,
-    "devices.csv": lambda path: read_columns(path, (), ("time",)),
+    "devices.csv": lambda path: list(read_table(path, ("time",), quoted=True)),
 }
 
 
@@ -400,7 +399,7 @@ def test_a_batch_that_ends_early(tmp_path, cut):
     content, _ = python2_batch()
     path = tmp_path / "batch"
     path.write_bytes(content[:cut])
-    check_refused("batch", read_batch, path, "labels")
+    check_refused("batch", read_pickled_batch, path, "labels")
 
 
 def test_any_changed_byte_of_a_batch_gives_a_batch_or_a_clear_error(tmp_path):
@@ -415,7 +414,7 @@ def test_any_changed_byte_of_a_batch_gives_a_batch_or_a_clear_error(tmp_path):
             changed[place] = rng.integers(256)
             path.write_bytes(changed)
             try:
-                images, labels = read_batch(path, "labels")
+                images, labels = read_pickled_batch(path, "labels")
             except ConfigError:
                 refused += 1
             else:
@@ -441,7 +440,7 @@ def test_any_changed_byte_of_a_batch_gives_a_batch_or_a_clear_error(tmp_path):
 def test_a_batch_with_other_contents(tmp_path, batch, message):
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps(batch | {"filenames": ["a.png"]}, 3))
-    check_refused(message, read_batch, path, "labels")
+    check_refused(message, read_pickled_batch, path, "labels")
 
 
 def test_leafs_json(tmp_path):

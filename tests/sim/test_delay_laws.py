@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from afflux.rules.specs import parse_rule
-from afflux.sim.clients.staleness import simulate_staleness
 from afflux.sim.workload.availability import Devices, availability_law
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import (
@@ -21,6 +20,7 @@ from afflux.sim.workload.delays import (
     fadas_classes,
 )
 from afflux.sim.workload.task_registry import build_task
+from bench.papers.staleness import simulate_staleness
 from conftest import check_refused
 from made_runs import run
 

@@ -6,6 +6,7 @@ The names below are loaded at first use, because most of them import torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from afflux.sim.data import LAYOUTS
 from afflux.sim.workload.config import LORA, PAPERS
 from afflux.sim.workload.task_registry import TASKS
 
@@ -22,6 +23,8 @@ _MODULES = {
     "results.simulation_results": ("read_results",),
     "runs.library": ("Simulation", "resume"),
 }
+LAYOUTS.setdefault("femnist", "afflux.lab.tasks.leaf:FEMNIST")
+LAYOUTS.setdefault("shakespeare", "afflux.lab.tasks.text_set:LAYOUTS")
 TASKS.setdefault(PAPERS, "afflux.lab.tasks.paper_task:paper_task")
 TASKS.setdefault(LORA, "afflux.lab.tasks.lora_task:lora_task")
 

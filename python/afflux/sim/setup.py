@@ -1,6 +1,6 @@
 """Shared by all rules in a simulation of one task, config and seed: clients, initial params, schedule, event loop."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,14 +17,11 @@ from afflux.sim.clients.schedule import Event, make_schedule
 from afflux.sim.clients.training import Trainer, Training
 from afflux.sim.errors import note_on_errors
 from afflux.sim.loop import EventLoop
-from afflux.sim.workload.config import IMAGES, LORA, PAPERS, SimConfig
+from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw, TiedDelays, delay_law
 from afflux.sim.workload.ignored_settings import (
-    OF_FUNCTION,
-    OF_TRAINING,
     refuse_ignored_settings,
     settings_read,
-    unread_by_rules,
 )
 from afflux.sim.workload.inputs import input_digests
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
@@ -185,28 +182,3 @@ def _tied(delays: str, data: Sequence[Any]) -> DelayLaw | None:
     """Return the delays that depend on the clients' data, if they do."""
     law = delay_law(delays)
     return law.of(data) if isinstance(law, TiedDelays) else None
-
-
-def checked_settings(config: SimConfig, given: Iterable[str], rules: list[RuleSpec]) -> SimConfig:
-    """Return the settings of a task by its name; by default the delays are those of the task itself, if it has some.
-
-    Args:
-        config: the settings.
-        given: the names of those that were given.
-        rules: of the runs.
-
-    Raises:
-        ConfigError: a setting was given that no run reads.
-    """
-    given = list(given)
-    config.refuse_unread(given)
-    config.refuse(given, unread_by_rules(rules))
-    read_by_task = [name for name in given if name in (*OF_FUNCTION, *OF_TRAINING)]
-    # Settings that differ from their defaults are checked when a run makes its task.
-    unchecked = config.task != IMAGES and set(read_by_task) - set(config.changed())
-    own = config.task.partition(":")[0] not in (IMAGES, PAPERS, LORA)
-    free = own and config.delays == SimConfig.delays and "delays" not in given
-    if not unchecked and not free:
-        return config
-    task = build_task(config, read_by_task)
-    return replace(config, delays=DELAYS_OF_TASK) if free and task.delays is not None else config

@@ -110,7 +110,7 @@ def is_on_command_line(context: typer.Context, name: str) -> bool:
 def settings_for_task(context: typer.Context, config: SimConfig, rules: list[RuleSpec]) -> SimConfig:
     """Return the settings, by default with the delays of the task itself; see `checked_settings`."""
     require(*EXTRA)
-    from afflux.sim.setup import checked_settings
+    from afflux.lab.runs.library import checked_settings
 
     typed = [field.name for field in fields(SimConfig) if is_on_command_line(context, field.name)]
     return checked_settings(config, typed, rules)

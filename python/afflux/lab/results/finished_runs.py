@@ -5,10 +5,12 @@ killed, has failed, or is open has no result.
 """
 
 import json
+import logging
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,9 +28,9 @@ from afflux.rules.files import code_digests
 from afflux.rules.specs import RuleSpec
 from afflux.sim.errors import DivergedError, ProcessKilledError, TrainingError
 from afflux.sim.workload.config import Count, SimConfig
-from afflux.sim.workload.inputs import package_versions, refuse_other_inputs
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 
+_LOGGER = logging.getLogger("afflux")
 FILE = "finished.jsonl"
 #: Of lines that have no result: which errors they are, beside `OPEN`, a run that no command has brought to an end.
 ERRORS = {"diverged": DivergedError, "failed": TrainingError, "killed": ProcessKilledError}
@@ -196,6 +198,39 @@ def lines_of_jobs(
     """Return the lines of the finished jobs, or of all, by index."""
     records = {line_key(line): line for line in lines if not (finished and line.get("status") in AGAIN)}
     return {index: records[key] for index, job in enumerate(jobs) if (key := key_of(job)) in records}
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages on which the bits of a run depend."""
+    return {"afflux": __version__} | {name: version(name) for name in ("numpy", "torch")}
+
+
+def refuse_other_inputs(
+    place: str, inputs: Mapping[str, Any], now: Mapping[str, Any], versions: Mapping[str, str], recorded: bool
+) -> None:
+    """Compare the inputs of a run with those with which it goes on.
+
+    Args:
+        place: the file or folder of the run, for messages.
+        inputs: those with which the run began.
+        now: the present ones.
+        versions: of packages, when the run began; others are one line of notice.
+        recorded: whether `inputs` has digests; their absence is one line of notice.
+
+    Raises:
+        ConfigError: an input is another one; the error names it.
+    """
+    names = sorted({*inputs, *now} if recorded else inputs)
+    changed = [f"{name} {versions[name]}" for name, new in package_versions().items() if versions.get(name, new) != new]
+    if other := [name for name in names if inputs.get(name) != now.get(name)]:
+        raise ConfigError(
+            f"{place}: the run began with other inputs: {', '.join(other)}; undo the change, or begin a new run"
+            + (f" (that was with {', '.join(changed)})" if changed else "")
+        )
+    if not recorded:
+        _LOGGER.warning("%s holds no digests of its inputs: a change of the data is not noticed", place)
+    if changed:
+        _LOGGER.warning("%s: the run began with %s: its bits may differ from here on", place, ", ".join(changed))
 
 
 def check_inputs(where: str, lines: Mapping[int, Mapping[str, Any]], inputs: Mapping[int, Mapping[str, str]]) -> None:

@@ -24,6 +24,7 @@ from afflux.lab.results.finished_runs import (
     identity_of,
     line_key,
     lines_of_jobs,
+    package_versions,
     read_line,
     result_facts,
     split_runs,
@@ -35,7 +36,6 @@ from afflux.lab.results.tensorboard import FOLDER as TENSORBOARD
 from afflux.ops.errors import ConfigError, StoreError, UnavailableError
 from afflux.sim.errors import errors_of_writing, require
 from afflux.sim.workload.config import IMAGES, OF_PRESENCE, SimConfig
-from afflux.sim.workload.inputs import package_versions
 from afflux.sim.workload.selection import reads_results
 from afflux.store.lock import LOCK, InUseError, Lock
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -23,10 +24,16 @@ from afflux.rules import RULES
 from afflux.rules.specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
 from afflux.sim.clients.training import with_settings
 from afflux.sim.errors import require
-from afflux.sim.setup import checked_settings, num_parameters, refuse_pair
-from afflux.sim.workload.config import MADE_IN_PYTHON, SimConfig, unlimit_arrivals
+from afflux.sim.setup import num_parameters, refuse_pair
+from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SimConfig, unlimit_arrivals
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
-from afflux.sim.workload.ignored_settings import SETTINGS, refuse_ignored_settings, unread_by_rules
+from afflux.sim.workload.ignored_settings import (
+    OF_FUNCTION,
+    OF_TRAINING,
+    SETTINGS,
+    refuse_ignored_settings,
+    unread_by_rules,
+)
 from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.task import (
     ClientTraining,
@@ -38,6 +45,7 @@ from afflux.sim.workload.task import (
     TrainingFunction,
     sgd,
 )
+from afflux.sim.workload.task_registry import build_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,6 +53,31 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("afflux")
 #: Settings that are set by other arguments of `Simulation`.
 _GIVEN_OTHERWISE = ("task", "data", "data_dir", "model", "partition", "alpha", "classes", "num_clients")
+
+
+def checked_settings(config: SimConfig, given: Iterable[str], rules: list[RuleSpec]) -> SimConfig:
+    """Return the settings of a task by its name; by default the delays are those of the task itself, if it has some.
+
+    Args:
+        config: the settings.
+        given: the names of those that were given.
+        rules: of the runs.
+
+    Raises:
+        ConfigError: a setting was given that no run reads.
+    """
+    given = list(given)
+    config.refuse_unread(given)
+    config.refuse(given, unread_by_rules(rules))
+    read_by_task = [name for name in given if name in (*OF_FUNCTION, *OF_TRAINING)]
+    # Settings that differ from their defaults are checked when a run makes its task.
+    unchecked = config.task != IMAGES and set(read_by_task) - set(config.changed())
+    own = config.task.partition(":")[0] not in (IMAGES, PAPERS, LORA)
+    free = own and config.delays == SimConfig.delays and "delays" not in given
+    if not unchecked and not free:
+        return config
+    task = build_task(config, read_by_task)
+    return replace(config, delays=DELAYS_OF_TASK) if free and task.delays is not None else config
 
 
 class Simulation:

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from afflux.lab.results import audit_log
 from afflux.lab.results.audit_log import AuditOutput
-from afflux.lab.results.finished_runs import FILE, Job
+from afflux.lab.results.finished_runs import FILE, Job, refuse_other_inputs
 from afflux.lab.results.run_folder import RUN_ID
 from afflux.lab.results.run_history import LOST, RunHistory
 from afflux.lab.results.run_result import evaluation_reader, params_sha256
@@ -29,7 +29,6 @@ from afflux.sim.errors import errors_of_writing
 from afflux.sim.loop import EventLoop, LoopState
 from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import Count, SimConfig
-from afflux.sim.workload.inputs import refuse_other_inputs
 from afflux.store import info
 from afflux.store.files import new_file, opened, read_bytes
 from afflux.store.lock import LOCK

@@ -11,6 +11,7 @@ import numpy as np
 
 from afflux import __version__
 from afflux.lab.results import audit_log
+from afflux.lab.results.finished_runs import package_versions
 from afflux.lab.results.model_file import FOLDER, constants_sha256, module_arrays, write_model
 from afflux.lab.results.run_history import OnEvaluation, RunHistory, TrackedRun
 from afflux.lab.results.run_result import Evaluation, RunResult, params_sha256
@@ -23,7 +24,6 @@ from afflux.sim.loop import PushedUpdate
 from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import OF_PRESENCE
 from afflux.sim.workload.ignored_settings import unread_by_rules
-from afflux.sim.workload.inputs import package_versions
 from afflux.sim.workload.metrics import CLASSIFICATION
 
 _LOGGER = logging.getLogger("afflux")

@@ -14,8 +14,7 @@ import numpy as np
 
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
-from afflux.sim.data.files import FileLayout, bad_file, data_folder, read_first
-from afflux.sim.data.formats import read_table
+from afflux.sim.data.files import FileLayout, bad_file, data_folder, read_first, read_table
 from afflux.sim.errors import MissingExtraError
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from afflux.lab.tasks.augmentation import AUGMENTATIONS, INITIAL_VALUES, augmented, with_kaimings_values
+from afflux.lab.tasks.text_set import TextSet
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
 from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
-from afflux.sim.data.text_set import TextSet
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.task import Partitioned, Task

@@ -1,7 +1,15 @@
-"""The files of the user's data folder: regular files of bounded size, or links to them, in one of several layouts."""
+"""The files of the user's data folder, in one of several layouts, and readers of their formats: IDX, NumPy's archives,
+CIFAR's records and pickles, tables. Files are regular ones of bounded size, or links to them.
+"""
 
+import csv
 import errno
+import gzip
+import io
+import math
 import os
+import pickle
+import pickletools
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Sequence
@@ -9,11 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import BinaryIO, Generic, TypeVar
-from zipfile import BadZipFile
+from typing import IO, Any, BinaryIO, Generic, TypeVar
+from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, BadZipFile, ZipFile
 
+import numpy as np
+
+from afflux.arrays.npy import array_of
 from afflux.ops.errors import ConfigError
+from afflux.ops.validation import brief
 from afflux.store.files import opened
 
 Data = TypeVar("Data")
@@ -24,7 +35,7 @@ MOST_BYTES = 1 << 30
 #: What readers of formats raise for damaged and forged files.
 _ERRORS = (
     *(OSError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
-    *(RuntimeError, MemoryError, BadZipFile, zlib.error, UnpicklingError),
+    *(RuntimeError, MemoryError, BadZipFile, zlib.error, pickle.UnpicklingError),
 )
 
 
@@ -144,3 +155,260 @@ def read_first(name: str, data_dir: Path, layouts: Sequence[FileLayout[Data]]) -
             return layout.read(paths)
     looked_for = "; ".join(layout.description for layout in layouts)
     raise ConfigError(f"data {name!r}: {data_dir} has none of: {looked_for} (folders: {PAGE})")
+
+
+#: Bytes of an image of CIFAR.
+PIXELS = 3 * 32 * 32
+CHUNK = 1 << 20
+#: zipfile decompresses LZMA without a limit, at most 7,000 bytes for each that it reads, and reads so many at least.
+LEAST_CHUNK = 4096
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """Read an array of uint8 from an IDX file, the format of MNIST.
+
+    Its header is big-endian: two zero bytes, one byte for the type (8 is uint8), one for the number of dimensions,
+    then each dimension in four bytes.
+
+    Args:
+        path: the file; with the suffix .gz it is decompressed.
+        dimensions: that the array must have: 3 for images, 1 for labels.
+
+    Returns:
+        The array, read-only.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not an IDX file of uint8 with these dimensions and bytes.
+    """
+    expected = f"an IDX file of uint8 with {dimensions} dimension{'s' * (dimensions > 1)}"
+    with open_file(path, expected) as raw, gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw as file:
+        header = file.read(4)
+        if len(header) < 4 or header[:2] != b"\0\0":
+            raise bad_file(path, f"begins with the bytes {header.hex(' ')}", f"{expected}: 00 00 08 0{dimensions}")
+        if header[2] != 8 or header[3] != dimensions:
+            raise bad_file(path, f"has values of type {header[2]:#04x} and {header[3]} dimensions", expected)
+        lengths = file.read(4 * dimensions)
+        if len(lengths) < 4 * dimensions:
+            raise bad_file(path, "ends within its header", expected)
+        shape = tuple(int(length) for length in np.frombuffer(lengths, ">u4"))
+        size = math.prod(shape)
+        if math.prod(max(length, 1) for length in shape) > MOST_BYTES:
+            raise bad_file(path, f"has the shape {shape}", f"at most {MOST_BYTES} bytes")
+        values = _at_most(file, size + 1)
+    if len(values) != size:
+        found = f"has {'more than ' * (len(values) > size)}{min(len(values), size)} bytes after its header"
+        raise bad_file(path, found, f"{size} bytes for the shape {shape}")
+    return np.frombuffer(values, np.uint8).reshape(shape)
+
+
+def _at_most(file: IO[bytes] | gzip.GzipFile, count: int, chunk: int = CHUNK) -> bytes:
+    """Read up to `count` bytes, in pieces, because a damaged header may name more bytes than the memory has."""
+    pieces = []
+    while count > 0 and (piece := file.read(min(count, chunk))):
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)
+
+
+def read_npz(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
+    """Read arrays from an archive of NumPy's. Arrays of Python objects are refused: they are pickles.
+
+    Args:
+        path: the file.
+        names: the names of the arrays to read; other arrays in the archive are not read.
+
+    Returns:
+        The arrays, read-only, in the order of `names`.
+
+    Raises:
+        ConfigError: the file cannot be read, an array is absent, or the arrays have more than `MOST_BYTES` bytes.
+    """
+    expected = f"an .npz archive with the arrays {', '.join(names)}"
+    with open_file(path, expected) as file, ZipFile(file) as archive:
+        members = {member.filename: member for member in archive.infolist()}
+        absent = [name for name in names if f"{name}.npy" not in members]
+        if absent:
+            raise bad_file(path, f"has no array {', '.join(absent)}", expected)
+        arrays = [members[f"{name}.npy"] for name in names]
+        size = sum(member.file_size for member in arrays)
+        if size > MOST_BYTES:
+            raise bad_file(path, f"has arrays of {size} bytes", f"at most {MOST_BYTES} bytes")
+        if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED, ZIP_LZMA) for member in arrays):
+            raise bad_file(path, "is compressed by another method than deflate and LZMA", expected)
+        contents = []
+        for member in arrays:
+            with archive.open(member) as content:
+                chunk = LEAST_CHUNK if member.compress_type == ZIP_LZMA else CHUNK
+                contents.append(array_of(_at_most(content, member.file_size, chunk)))
+        return contents
+
+
+def read_records(path: Path, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Read a file of CIFAR's binary version: records of label bytes and pixels (red, green, blue plane).
+
+    Args:
+        path: the file, as data_batch_1.bin of CIFAR-10 or train.bin of CIFAR-100.
+        label_bytes: before the pixels of an image: 1 for CIFAR-10, 2 for CIFAR-100 (the coarse label, then the fine
+            one, which is returned).
+
+    Returns:
+        Images (n, 3, 32, 32) and labels (n,), both uint8 and read-only.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not made of whole records.
+    """
+    size = label_bytes + PIXELS
+    expected = f"records of {size} bytes: {label_bytes} of labels and {PIXELS} of pixels"
+    content = read_bytes(path, expected)
+    if not content or len(content) % size:
+        raise bad_file(path, f"has {len(content)} bytes", expected)
+    records = np.frombuffer(content, np.uint8).reshape(-1, size)
+    return records[:, label_bytes:].reshape(-1, 3, 32, 32), records[:, label_bytes - 1]
+
+
+def read_table(path: Path, columns: Sequence[str], quoted: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of each line of a table, and the line's values in some columns.
+
+    Args:
+        path: the file, in UTF-8 or UTF-16; its first line names the columns.
+        columns: those that are read; others are ignored.
+        quoted: whether values are separated by commas, semicolons or tabs, and may be in double quotes, as in CSV;
+            otherwise they are separated by tabs.
+
+    Raises:
+        ConfigError: the file cannot be read, lacks a column, or a line has another number of values.
+    """
+    kind = "a CSV file with the columns" if quoted else "a table with tabs whose first line names the columns"
+    expected = f"{kind} {', '.join(columns)}"
+    lines = read_text(path, expected).split("\n")  # a value may hold other ends of lines of Unicode
+    dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    if quoted:
+        dialect = {"delimiter": max(",;\t", key=lines[0].count), "skipinitialspace": True}
+    rows = csv.reader(lines, strict=True, **dialect)
+    try:
+        header = [name.strip() for name in next(rows, [])]
+        if absent := [column for column in columns if column not in header]:
+            its = f"only {brief(', '.join(header))}" if header else "it is empty"
+            raise bad_file(path, f"has no column {', '.join(absent)}, {its}", expected)
+        places = [header.index(column) for column in columns]
+        for values in filter(None, rows):
+            if len(values) != len(header):
+                problem = f"has {len(values)} values in line {rows.line_num}"
+                raise bad_file(path, problem, f"{len(header)}, as in its first line")
+            yield rows.line_num, [values[place] for place in places]
+    except csv.Error as error:
+        raise bad_file(path, f"is no table in line {rows.line_num}: {error}", expected) from None
+
+
+# CIFAR's python version is published as pickles of a dict of an array and of lists of numbers. A pickle is a program.
+# Before it runs, its opcodes are compared with an allow-list: none imports or calls anything but the names below, and
+# those are replaced by a class of this module, which only stores its arguments. The dict is read as a list of keys and
+# values, because hashing the keys of a forged dict can take quadratic or exponential time.
+
+#: As Python 2 and 3 write such a dict, in protocol 2 (Python 2 only), 3 or 4. All of them take time and memory in
+#: proportion to the file, if the numbers of BINPUT and LONG_BINPUT do: the unpickler allocates a table of as many
+#: entries as the largest of them.
+NAMES_OF_OPCODES = (
+    "PROTO FRAME STOP EMPTY_DICT SETITEMS MARK EMPTY_LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
+    "NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 SHORT_BINSTRING BINSTRING SHORT_BINBYTES BINBYTES SHORT_BINUNICODE "
+    "BINUNICODE GLOBAL STACK_GLOBAL REDUCE BUILD BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET"
+)
+OPCODES = {op.code.encode("latin-1"): op for op in pickletools.opcodes if op.name in NAMES_OF_OPCODES.split()}
+NAMES = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype")
+
+
+class _Call:
+    """A call of one of `NAMES`, which is not made: its arguments, and the state that follows."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> type:
+        if f"{module}.{name}" not in NAMES:
+            raise ValueError(f"it refers to {brief(f'{module}.{name}')}")
+        return _Call
+
+
+def read_pickled_batch(path: Path, labels: str) -> tuple[np.ndarray, np.ndarray]:
+    """Read the images and labels of one file.
+
+    Args:
+        path: the file, as data_batch_1 of CIFAR-10 or train of CIFAR-100.
+        labels: key of the labels: "labels" for CIFAR-10, "fine_labels" for CIFAR-100.
+
+    Returns:
+        Images (n, 3, 32, 32) uint8 and labels (n,) int64.
+
+    Raises:
+        ConfigError: the file cannot be read, is no pickle of such a dict, or names anything but NumPy's array
+            constructors.
+    """
+    expected = f"a pickle (protocol 2, 3 or 4) of a dict with 'data', uint8 of shape (n, {PIXELS}), and {labels!r}, "
+    expected += "a list of n whole numbers"
+    content = bytearray(read_bytes(path, expected))
+    with readable(path, expected):
+        _replace_dict(content)
+        items = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+        # A file of Python 2 has the keys as bytes.
+        values = {
+            key.decode() if isinstance(key, bytes) else key: value
+            for key, value in zip(items[::2], items[1::2], strict=True)
+            if isinstance(key, str | bytes)
+        }
+        absent = [name for name in ("data", labels) if name not in values]
+        if not absent:
+            return _images(values["data"]), _labels(values[labels])
+    raise bad_file(path, f"has no key {', '.join(map(repr, absent))}", expected)
+
+
+def _replace_dict(content: bytearray) -> None:
+    """Check the opcodes of a pickle, and make its dict a list: change EMPTY_DICT and SETITEMS to the opcodes of a list.
+
+    Raises:
+        ValueError: an opcode is not allowed, or there is another dict than one that is filled at the end.
+    """
+    file, name = io.BytesIO(content), ""
+    places: dict[str, list[int]] = {"EMPTY_DICT": [], "SETITEMS": []}
+    while name != "STOP":
+        code = file.read(1)
+        if code not in OPCODES:
+            raise ValueError(f"it holds the opcode {code!r}" if code else "it has no end")
+        name, argument = OPCODES[code].name, OPCODES[code].arg
+        if name in places:
+            places[name].append(file.tell() - 1)
+        elif name == "GLOBAL":
+            file.readline(), file.readline()  # the disassembler would interpret escapes, and warn of unknown ones
+        elif argument is not None:
+            number = argument.reader(file)
+            if name in ("BINPUT", "LONG_BINPUT") and number >= len(content):
+                raise ValueError(f"it stores object {number} of {len(content)} bytes")
+    dicts, fills = places.values()
+    if len(dicts) != 1 or len(fills) != 1:
+        raise ValueError(f"it holds {len(dicts)} dicts, filled {len(fills)} times")
+    content[dicts[0]] = ord(pickle.EMPTY_LIST)
+    content[fills[0]] = ord(pickle.APPENDS)
+
+
+def _images(value: Any) -> np.ndarray:
+    if type(value) is not _Call:
+        raise ValueError("its 'data' are no array")
+    _, shape, dtype, column_major, pixels = value.state
+    if type(dtype) is not _Call or dtype.arguments[0] not in ("u1", b"u1"):
+        raise ValueError("its 'data' are an array of another dtype than uint8")
+    if type(pixels) is not bytes or type(shape) is not tuple or len(shape) != 2 or shape[1] != PIXELS:
+        # The text of a forged shape, of tuples in tuples, may be longer than the memory.
+        raise ValueError(f"its 'data' are no array of shape (n, {PIXELS})")
+    images = np.frombuffer(pixels, np.uint8).reshape(shape, order="F" if column_major is True else "C")
+    return images.reshape(-1, 3, 32, 32)
+
+
+def _labels(value: Any) -> np.ndarray:
+    if type(value) is not list or not all(type(label) is int and 0 <= label < 256 for label in value):
+        raise ValueError("its labels are no list of whole numbers from 0 to 255")
+    return np.array(value, np.int64)

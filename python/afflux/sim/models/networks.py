@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from pkgutil import resolve_name
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import relu
 
 from afflux.ops.errors import ConfigError
 
@@ -24,11 +24,9 @@ def new_network(name: str, shape: InputShape, num_classes: int, rng: np.random.G
     Raises:
         ConfigError: a shape that the network cannot take.
     """
-    network = NETWORKS[name]
-    make = resolve_name(network) if isinstance(network, str) else network
     # On the meta device no memory is filled and no random number is drawn.
     with torch.device("meta"):
-        module = make(name, shape, num_classes)
+        module = NETWORKS[name](name, shape, num_classes)
     module.to_empty(device="cpu")
     _fill(module, rng)
     return module
@@ -144,7 +142,68 @@ def _lenet5(name: str, shape: InputShape, num_classes: int) -> nn.Module:
     return _convolutional(name, shape, num_classes, kernel=5, channels=(6, 16), units=(120, 84), paddings=paddings)
 
 
-NETWORKS: Mapping[str, Network | str] = {
+Normalization: TypeAlias = Callable[[int], nn.Module]
+"""Number of channels -> layer."""
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with a shortcut, which is a 1x1 convolution if the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, normalization: Normalization) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False),
+            normalization(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            normalization(outputs),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), normalization(outputs)
+            )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the rectified sum of both branches."""
+        return relu(self.residual(images) + self.shortcut(images))
+
+
+def _resnet18(name: str, shape: InputShape, num_classes: int, normalization: Normalization) -> nn.Module:
+    """Return ResNet-18 (He et al., 2016) for small images: a 3x3 stem without a pool."""
+    channels, _, _ = image_shape(name, shape, 8)
+    width = 64
+    layers = [nn.Conv2d(channels, width, 3, padding=1, bias=False), normalization(width), nn.ReLU()]
+    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [Block(width, outputs, stride, normalization), Block(outputs, outputs, 1, normalization)]
+        width = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes))
+
+
+class CharLSTM(nn.Module):
+    """An embedding of 8 dimensions, two LSTM layers of 100 units, and a linear layer on the last state."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_classes, 8)
+        self.lstm = nn.LSTM(8, 100, 2, batch_first=True)
+        self.output = nn.Linear(100, num_classes)
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        """Return (n, num_classes) scores of the next character, from (n, window) int64."""
+        states, _ = self.lstm(self.embedding(windows))
+        scores: torch.Tensor = self.output(states[:, -1])
+        return scores
+
+
+def _char_lstm(name: str, shape: InputShape, num_classes: int) -> nn.Module:
+    """Return LEAF's and Anarchic FL's network for Shakespeare (appendix E.1); the classes are the characters."""
+    if len(shape) != 1:
+        raise ConfigError(f"model {name!r} needs windows of characters, not examples of shape {shape}")
+    return CharLSTM(num_classes)
+
+
+NETWORKS: Mapping[str, Network] = {
     # Multinomial logistic regression on all values of an example.
     "logreg": partial(_dense, units=()),
     # The 2NN of McMahan et al. (2017).
@@ -166,7 +225,9 @@ NETWORKS: Mapping[str, Network | str] = {
     "wkafl-cnn": partial(_convolutional, kernel=5, channels=(32, 64), units=(512,), pool_first=True),
     # WKAFL's "dense layer with 16000 units" is the first linear layer: it has 16000 inputs for images of 84x84 pixels.
     "wkafl-celeba": partial(_convolutional, kernel=4, channels=(10,), units=(100,), least=5, pool_first=True),
-    "resnet18-bn": "afflux.sim.models.paper_networks:resnet18_bn",
-    "resnet18-gn": "afflux.sim.models.paper_networks:resnet18_gn",
-    "char-lstm": "afflux.sim.models.paper_networks:char_lstm",
+    # BatchNorm's running means and variances are buffers.
+    "resnet18-bn": partial(_resnet18, normalization=nn.BatchNorm2d),
+    # GroupNorm of two groups has no buffers and does not depend on the batch.
+    "resnet18-gn": partial(_resnet18, normalization=partial(nn.GroupNorm, 2)),
+    "char-lstm": _char_lstm,
 }

@@ -15,8 +15,7 @@ import numpy as np
 
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import read_law
-from afflux.sim.data.files import bad_file
-from afflux.sim.data.formats import read_table
+from afflux.sim.data.files import bad_file, read_table
 
 
 def trace_path(file: str) -> Path:

@@ -1,11 +1,9 @@
-"""Digests of what a run reads: a run that continues with other data would mix results without an error."""
+"""Digests of what a run reads, by which a run that continues with other data is noticed."""
 
-import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import file_digest, sha256
-from importlib.metadata import version
 from itertools import chain
 from re import sub
 from types import FunctionType, ModuleType
@@ -13,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from afflux import __version__
-from afflux.ops.errors import ConfigError
 from afflux.sim.workload.availability import availability_law, trace_path
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
@@ -24,42 +20,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-_LOGGER = logging.getLogger("afflux")
 DEEPEST = 20  #: levels of objects in objects that are read
 _SCALARS = (str, bytes, int, float, complex, np.generic)
-
-
-def package_versions() -> dict[str, str]:
-    """Return the versions of the packages on which the bits of a run depend."""
-    return {"afflux": __version__} | {name: version(name) for name in ("numpy", "torch")}
-
-
-def refuse_other_inputs(
-    place: str, inputs: Mapping[str, Any], now: Mapping[str, Any], versions: Mapping[str, str], recorded: bool
-) -> None:
-    """Compare the inputs of a run with those with which it goes on.
-
-    Args:
-        place: the file or folder of the run, for messages.
-        inputs: those with which the run began.
-        now: the present ones.
-        versions: of packages, when the run began; others are one line of notice.
-        recorded: whether `inputs` has digests; their absence is one line of notice.
-
-    Raises:
-        ConfigError: an input is another one; the error names it.
-    """
-    names = sorted({*inputs, *now} if recorded else inputs)
-    changed = [f"{name} {versions[name]}" for name, new in package_versions().items() if versions.get(name, new) != new]
-    if other := [name for name in names if inputs.get(name) != now.get(name)]:
-        raise ConfigError(
-            f"{place}: the run began with other inputs: {', '.join(other)}; undo the change, or begin a new run"
-            + (f" (that was with {', '.join(changed)})" if changed else "")
-        )
-    if not recorded:
-        _LOGGER.warning("%s holds no digests of its inputs: a change of the data is not noticed", place)
-    if changed:
-        _LOGGER.warning("%s: the run began with %s: its bits may differ from here on", place, ", ".join(changed))
 
 
 def input_digests(config: SimConfig, task: Task, data: Sequence[Any], module: "nn.Module") -> dict[str, str]:

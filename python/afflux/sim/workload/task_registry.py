@@ -34,14 +34,9 @@ def image_task(settings: SimConfig) -> Task:
     """Return the task of the settings data, model and partition: images that are divided among clients.
 
     Raises:
-        ConfigError: no or damaged files, a data set with owners, or a model that cannot take the images.
+        ConfigError: no or damaged files, or a model that cannot take the images.
     """
     data = read_data_set(settings.data, settings.data_dir)
-    if data.owners:
-        raise ConfigError(
-            f"data {settings.data!r} has owners, each of which is a client: give task="
-            f"papers:dataset={settings.data}:network={settings.model}"
-        )
     # In the logs of the setting `data`, the digest of its files names the data.
     return image_set_task(data, settings.model, settings, _digest_of_files(data) or data)
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from afflux.sim.data.files import FileLayout, bad_file, read_text
-from afflux.sim.data.formats import read_table
+from afflux.lab.tasks.leaf import LeafFile, leaf_folders, read_leaf
+from afflux.sim.data.files import FileLayout, bad_file, read_table, read_text
 from afflux.sim.data.image_set import shards_of
-from afflux.sim.data.leaf import LeafFile, leaf_folders, read_leaf
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters; the index of a character is its class."""
