@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import own_tasks
 from afflux.lab import Simulation, read_results
-from afflux.lab.results.report_html import _divided
+from afflux.lab.results.report_html import _compared
 from afflux.lab.results.run_folder import describe_setting
 from afflux.lab.results.run_result import Evaluation, RunResult
 from afflux.lab.results.simulation_results import SimulationResults
@@ -128,10 +128,10 @@ def test_the_axis_of_a_share_begins_where_curves_are_read(scores, bottom, monkey
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedBuff", "_own", "target 80%"]
 
 
-def test_rows_that_compare_nothing_stand_below_the_curves():
+def test_rows_that_compare_nothing_are_left_out_of_the_page():
     rows = [("score", ["1", "2"]), ("dropped", ["3", "-"]), ("size", ["4", "4"]), ("some", ["5", "-"])]
-    assert _divided(rows) == ([["score", "1", "2"]], [["dropped", "3", "-"], ["size", "4", "4"], ["some", "5", "-"]])
-    assert _divided([("size", ["4"])]) == ([["size", "4"]], [])
+    assert _compared(rows) == [["score", "1", "2"]]
+    assert _compared([("size", ["4"])]) == [["size", "4"]]
 
 
 def test_a_score_in_per_cent_is_an_error_though_the_run_stops_at_no_target():

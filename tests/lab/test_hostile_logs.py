@@ -68,6 +68,7 @@ def refused(log, message=""):
 
 HEADERS = [
     ({"num_clients": 10**9}, "the run began with other inputs"),
+    ({"first_params_sha256": "0" * 64}, "the run began with other inputs"),
     ({"num_clients": -1}, "num_clients is -1"),
     ({"d": 0}, "d is 0"),
     ({"d": 10**30}, "d is 1000"),

@@ -119,14 +119,6 @@ def test_a_preset_makes_two_rounds(name, data_dir, tmp_path):
     assert result.exit_code == 0, result.output
     log = read_audit_log(next((tmp_path / "out" / "audit").glob("*.jsonl")))
     assert log.end.version == 2
-    written = SimConfig(**log.header.config)
-    small = {option.removeprefix("--").replace("-", "_") for option in (*SMALL, *own) if option.startswith("--")}
-    small.add("arrivals")
-    for setting, given in preset.settings.items():
-        if setting not in small:
-            assert getattr(written, setting) == given.value, setting
-    assert log.header.rule == preset.rule.value.partition(":")[0]
-    assert log.header.options.get("server_lr") == (preset.server_lr and preset.server_lr.value)
 
 
 def test_presets_of_each_kind_make_two_rounds():

@@ -10,7 +10,6 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -19,8 +18,6 @@ from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import split_runs
 from afflux.lab.runs.compare import compare, make_jobs
 from afflux.lab.runs.recorder import RecordedServer, record_events
-from afflux.lab.runs.run_checkpoint import refuse_other_setup
-from afflux.ops.errors import ConfigError
 from afflux.rules import RULES
 from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.server.aggregator import Aggregator
@@ -278,15 +275,6 @@ def test_what_is_no_log_is_refused(log, tmp_path):
     for text in ("", "no newline", log.path.read_text().partition("\n")[2]):
         (tmp_path / "bad.jsonl").write_text(text)
         check_refused("line 1", audit_log.read_audit_log, tmp_path / "bad.jsonl")
-
-
-def test_a_log_from_another_world_is_refused(log):
-    for header in ({"num_clients": 7}, {"first_params_sha256": "0" * 64}):
-        other = replace(log, header=msgspec.structs.replace(log.header, **header))
-        with pytest.raises(ConfigError, match="the run began with other inputs: "):
-            refuse_other_setup(SimulationSetup(SMALL, 3), log.path, other.header)
-    newer = replace(log, header=msgspec.structs.replace(log.header, config=log.header.config | {"warp": 9}))
-    check_refused("made by afflux", newer.header.sim_config, newer.path)
 
 
 def test_file_names_are_plain_and_tell_rules_apart():

@@ -36,7 +36,7 @@ from afflux.rules.staleness import Constant, Exponential, Hinge, Inverse, Polyno
 from afflux.rules.weights import Examples, Given, Staleness, Uniform
 from conftest import check_error, check_raises
 from garbage import DEEP, JSON, nested
-from variants import VARIANTS
+from variants import VARIANTS, Mine
 from variants import make as make_variant
 
 #: Dataclasses of the package that do not stand in a rule.
@@ -52,16 +52,6 @@ NAMES = {
     "schedule": ["by_version", "delay_adaptive", "minimum_staleness"],
     "staleness": ["constant", "exponential", "hinge", "inverse", "one_plus_root", "polynomial"],
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Mine:
-    """A part of one's own, whose class has no namesake in afflux."""
-
-    clip: float = 1.0
-
-    def __call__(self, arrivals, /):
-        return np.full(len(arrivals), self.clip / len(arrivals))
 
 
 class Namesake(Uniform):
@@ -367,7 +357,7 @@ def test_reading_imports_nothing_and_changes_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("part", "name"), [(Mine(), "test_configuration.Mine"), (Namesake(), "test_configuration.Uniform"), (len, "len")]
+    ("part", "name"), [(Mine(), "variants.Mine"), (Namesake(), "test_configuration.Uniform"), (len, "len")]
 )
 def test_a_part_of_ones_own_leaves_its_name(part, name):
     config = through_json(own(part))

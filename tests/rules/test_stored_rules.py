@@ -1,6 +1,6 @@
 """A store keeps its rule as data, and is opened without the rule."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,18 +11,9 @@ from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.schedules import ByVersion
 from conftest import bits, check_error, ready
+from variants import Mine
 
 CLIENTS = 9
-
-
-@dataclass(frozen=True, slots=True)
-class Mine:
-    """A part of one's own, which is not registered."""
-
-    clip: float = 1.0
-
-    def __call__(self, arrivals, /):
-        return np.full(len(arrivals), self.clip / len(arrivals))
 
 
 def own(weigh_part):
@@ -77,10 +68,10 @@ def test_a_rule_of_ones_own_must_be_given(tmp_path, caplog):
     with Server(own(Mine()), np.zeros(3), store=path) as server:
         server.push(client=1, update=np.ones(3), version=0)
     assert caplog.messages == [
-        f"[Server] store: {path}: Server.open(path, rule) will need the rule: weigh is 'test_stored_rules.Mine', a "
+        f"[Server] store: {path}: Server.open(path, rule) will need the rule: weigh is 'variants.Mine', a "
         "part that is not registered"
     ]
-    text = r"\[open\] .* whose rule must be given: .*'test_stored_rules.Mine', a part th"
+    text = r"\[open\] .* whose rule must be given: .*'variants.Mine', a part th"
     check_error(text, Server.open, path, error=StoreError)
     with Server.open(path, own(Mine())) as server:
         assert server.arrivals_waiting == 1

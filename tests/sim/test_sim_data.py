@@ -30,20 +30,6 @@ def test_streams_differ_by_seed_purpose_and_key_and_are_repeatable():
     assert [*StreamPurpose.__members__.values()] == [*range(11), *range(20, 25)]
 
 
-def test_fadas_class_frequencies():
-    # argmax of Dirichlet(3, 2, 1) is argmax of independent gammas; their densities by hand:
-    x = np.linspace(0, 60, 600_001)
-    e = np.exp(-x)
-    density = (x**2 * e / 2, x * e, e)
-    below = (1 - e * (1 + x + x**2 / 2), 1 - e * (1 + x), 1 - e)
-    exact = [np.trapezoid(density[i] * below[j] * below[k], x) for i, j, k in ((0, 1, 2), (1, 0, 2), (2, 0, 1))]
-    assert sum(exact) == pytest.approx(1, abs=1e-6)
-    count = 100_000
-    found = np.bincount(fadas_classes(count, generator()), minlength=3) / count
-    for share, expected in zip(found, exact, strict=True):
-        assert abs(share - expected) < 5 * math.sqrt(expected * (1 - expected) / count)
-
-
 @pytest.mark.parametrize(("name", "large"), [("fadas-large", (50, 80)), ("fadas-mild", (5, 8))])
 def test_fadas_supports(name, large):
     intervals = np.array([(1, 2), (3, 5), large])
@@ -59,16 +45,6 @@ def test_fadas_supports(name, large):
         assert values.min() < low + 0.1 * (high - low)
         assert values.max() > high - 0.1 * (high - low)
         assert (values.std(axis=1) > 0.1 * (high - low)).all()
-
-
-def test_ca2fl_delay_is_a_location_plus_a_half_normal():
-    delay = delay_law("ca2fl")(300, generator(5))
-    times = generator(6)
-    draws = np.array([[delay(client, times) for _ in range(300)] for client in range(300)])
-    location = draws.min(axis=1)
-    assert location.min() < 0.2
-    assert 4.8 < location.max() < 5.2
-    assert (draws - location[:, None]).mean() == pytest.approx(math.sqrt(2 / math.pi), abs=0.02)
 
 
 def test_constant_and_exponential_delays():

@@ -53,6 +53,8 @@ partition: iid shares are blocks of the file
 partition: classes are drawn without regard to those that have no client
 -np.lexsort((rng.random(len(kinds)), taken))
 +np.argsort(rng.random(len(kinds)))
+
+test_delay_laws.py
 delays: FADAS's large class is as frequent as the small one
 -(3 * gamma, 2 * gamma, gamma)
 +(gamma, 2 * gamma, 3 * gamma)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from afflux import Server, StoreError, store
-from afflux.rules import ca2fl, fedbuff
+from afflux.rules import fedbuff
 from conftest import check_error
 from damage import damage
 from forged import forge_fact
@@ -71,16 +71,6 @@ def test_names_that_would_be_paths(path, tmp_path):
     check_error(r"cannot be a name in a \.npz", store.export_params, path, tmp_path / "x.npz", error=StoreError)
     assert not (tmp_path / "x.npz").exists()
     store.export_params(path, tmp_path / "x.npy")
-
-
-def test_ids_with_commas(tmp_path):
-    with Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=9, store=tmp_path / "store") as server:
-        for client in ("Smith, Bob", "ann"):
-            server.push(client=client, version=0, update=np.ones(3))
-    told = run("export", tmp_path / "store", "--clients", '"Smith, Bob"', "--out", tmp_path / "rows.npz")
-    assert (told.exit_code, told.stdout) == (0, f"wrote 1 row to {tmp_path}/rows.npz\n")
-    with np.load(tmp_path / "rows.npz") as rows:
-        assert rows["clients"].tolist() == ["Smith, Bob"]
 
 
 def test_info_explains_its_counts(tmp_path):

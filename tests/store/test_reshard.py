@@ -18,7 +18,7 @@ from afflux.store import resharding as module
 from afflux.store.reader import locked_reader
 from commands import invoke
 from conftest import bits, check_error
-from sharded_runs import CASES, SUPERBLOCK
+from sharded_runs import CASES, SUPERBLOCK, contents_of
 
 SIZE = 4 * SUPERBLOCK + 77
 NOW = [("mf_ca2fl, rotated-4", (1, 3)), ("accumulate", (3, 1))]
@@ -36,15 +36,6 @@ def push(server):
     server.push(**facts, **{server.rule.kind: vector})
 
 
-def contents(server):
-    state, rows = server.state_dict(), server.rows
-    for name in ("rows", "sum"):
-        state["arrays"].pop(name, None)
-    clients = [] if rows is None else rows.client_ids
-    own = {client: bytes(rows.encoded(client)) for client in clients} | {"": None if rows is None else bits(rows.sum)}
-    return state["meta"] | {"row_ids": []}, {name: bits(array) for name, array in state["arrays"].items()}, own
-
-
 @pytest.mark.parametrize(("case", "numbers"), [*NOW, *pairwise.soak_all(MORE)])
 def test_no_bit_changes(case, numbers, tmp_path):
     """Amid a buffer, with an older version that a checkpoint has kept."""
@@ -60,14 +51,14 @@ def test_no_bit_changes(case, numbers, tmp_path):
         for _ in range(4):
             push(server), push(expected)
         server.checkpoint(keep=[first])
-        before, old = contents(server), bits(first.params)
+        before, old = contents_of(server), bits(first.params)
         server.close()
         assert afflux.store.reshard(path, shards) == ((len(server._store.facts.get("cuts", ())) + 1) != shards)
         assert afflux.store.check(path).sound
         assert afflux.store.info(path).shards == shards
         assert [file.name for file in tmp_path.iterdir()] == ["store"]
         server = Server.open(path, plane=plane(shards))
-        assert contents(server) == before == contents(expected)
+        assert contents_of(server) == before == contents_of(expected)
         assert [bits(each.params) for each in server.retained_versions.values()] == [old]
     server.close()
 

@@ -26,7 +26,7 @@ from afflux.store.reader import locked_reader
 from afflux.store.sharded_vectors import ShardedVectors
 from afflux.store.stored_vectors import StoredVectors
 from conftest import bits, check_error, same_state
-from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, repeated, served
+from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, contents_of, repeated, served
 
 #: Of a store, whose params are not overwritten.
 STORED = [case for case in CASES if case != "inplace"]
@@ -166,17 +166,6 @@ CRASHES = {
     "vectors that wait": {"rule": rules.gsgm(buffer_size=2)},
     "accumulate": {"rule": rules.fedbuff(buffer_size=3), "accumulate": True},
 }
-
-
-def contents_of(server):
-    """All that a server keeps."""
-    state, rows = server.state_dict(), server.rows
-    del state["meta"]["counts"]["refused"]
-    for name in ("rows", "sum"):
-        state["arrays"].pop(name, None)
-    clients = [] if rows is None else rows.client_ids
-    own = {client: bytes(rows.encoded(client)) for client in clients} | {"": None if rows is None else bits(rows.sum)}
-    return state["meta"] | {"row_ids": []}, {name: bits(array) for name, array in state["arrays"].items()}, own
 
 
 def spoil(path):

@@ -114,3 +114,14 @@ def repeated(call):
     while True:
         with suppress(KeyboardInterrupt):
             return call()
+
+
+def contents_of(server):
+    """All that a server keeps."""
+    state, rows = server.state_dict(), server.rows
+    del state["meta"]["counts"]["refused"]
+    for name in ("rows", "sum"):
+        state["arrays"].pop(name, None)
+    clients = [] if rows is None else rows.client_ids
+    own = {client: bytes(rows.encoded(client)) for client in clients} | {"": None if rows is None else bits(rows.sum)}
+    return state["meta"] | {"row_ids": []}, {name: bits(array) for name, array in state["arrays"].items()}, own

@@ -1,5 +1,7 @@
 """What the contract suite walks: every preset and its options, the traces that it plays, and the state it sees."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 import oracle
@@ -9,6 +11,18 @@ from afflux.rules import RULES
 from afflux.rules.staleness import Constant, Exponential, Hinge, Polynomial
 
 SIZE, CLIENTS, BUFFER = 300, 12, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Mine:
+    """A part of one's own, which is not registered, and whose class has no namesake in afflux."""
+
+    clip: float = 1.0
+
+    def __call__(self, arrivals, /):
+        return np.full(len(arrivals), self.clip / len(arrivals))
+
+
 LAWS = {"constant": Constant, "polynomial": Polynomial, "hinge": Hinge, "exponential": Exponential}
 #: {id: (rule, options in the oracle's words)}
 VARIANTS = {name: (name, {}) for name in RULES} | presets.VARIANTS

@@ -211,16 +211,14 @@ class _Loader:
         total = self._array("total", "float64", shape) if self._added else None
         return Saved(state, self._raw(), total)
 
-    def _array(self, name: str, dtype: str, shape: tuple[int, ...], finite_rows: HostArray | None = None) -> HostArray:
-        """Return the array of this name. Its values must be finite; with `finite_rows`, only in those rows."""
+    def _array(self, name: str, dtype: str, shape: tuple[int, ...]) -> HostArray:
+        """Return the array of this name. Its values must be finite."""
         if is_masked(self._arrays[name]):
             _fail(f"{name} is a masked array")
         array = np.asarray(self._arrays[name])
         if array.dtype != dtype or array.shape != shape:
             _fail(f"{name} is {array.dtype} of shape {array.shape}, expected {dtype} of shape {shape}")
         bad = ~finite(array)
-        if finite_rows is not None:
-            bad &= finite_rows[:, np.newaxis]
         if bad.any():
             _fail(f"{name} has a non-finite value at index {np.argwhere(bad)[0].tolist()}")
         return array
@@ -251,8 +249,7 @@ class _Loader:
             _fail("two arrivals have one join")
         if self._admission.duplicates != "both" and len({w.client_id for w in waiting}) < filled:
             _fail("a client waits twice")
-        finite_rows = np.array([w.norm == w.norm for w in waiting[added:]], bool)
-        slots = self._array("slots", STORED[self._facts["slot_dtype"]], (count - added, self._d), finite_rows)
+        slots = self._array("slots", STORED[self._facts["slot_dtype"]], (count - added, self._d))
         return [*waiting[:added], *(w._replace(slot=slot) for w, slot in zip(waiting[added:], slots, strict=True))]
 
     def _arrival(self, i: int, record: Sequence[Any], buffers: Float64 | None) -> PendingArrival:
@@ -265,7 +262,7 @@ class _Loader:
         if staleness != self._version - version:
             _fail(f"arrival {i} has staleness {staleness} and version {version}, at version {self._version}")
         norm = _number(norm)
-        if norm < 0:
+        if not norm >= 0:  # NaN: of push(copy=False) of afflux 0.1.0, whose vector no push has checked
             _fail(f"arrival {i} has norm {norm}")
         extremes, slot = (_number(low), _number(high)), None
         rows = self._admission.rows

@@ -231,10 +231,6 @@ class Layout:
         matchers = (self._parameter_matcher, self._buffer_matcher, self._copied_matcher)
         return {name: array for finder in matchers for name, array in zip(finder.names, finder.find(tree), strict=True)}
 
-    def _is_bare(self, tree: Tree) -> bool:
-        """Return whether a tree is a flat list of the parameters alone, without names."""
-        return self._parameter_matcher.is_bare(tree)
-
     def _leaves(self, tree: Tree) -> Mapping[str, Any]:
         """Return the arrays of a tree by name, those that the layout does not have among them."""
         return self._parameter_matcher.leaves(tree)

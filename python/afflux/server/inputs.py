@@ -418,7 +418,8 @@ class InputAdapter:
 
 def _holder_of_buffers(layout: Layout, model: "ops.Array | Tree | None", buffers: "Tree | None") -> "Tree | None":
     """Return what holds the client's buffers, see `InputAdapter.buffers`."""
-    return model if buffers is None and model is not None and is_tree(model) and not layout._is_bare(model) else buffers
+    is_bare = layout._parameter_matcher.is_bare
+    return model if buffers is None and model is not None and is_tree(model) and not is_bare(model) else buffers
 
 
 def require_own_memory(op: str, entry: Callable[[int], str], memory: Sequence[Memory]) -> None:

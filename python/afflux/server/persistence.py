@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from math import isnan
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -359,11 +358,6 @@ def _accumulated(saved: Saved, aggregator: Aggregator, take: Callable[[], Slot |
 
 def _filled(slot: Slot | None, arrival: PendingArrival, aggregator: Aggregator) -> PendingArrival:
     """Return a saved arrival whose vector is in this slot."""
-    if isnan(arrival.norm):
-        raise AffluxError(
-            f"[load_state_dict] client {brief(arrival.client_id)} waits with a vector that was pushed with copy=False, "
-            "which no server can hold: save the state with afflux 0.1.0 after a flush() or discard()"
-        )
     slot = aggregator.checked("load_state_dict", slot)
     aggregator.plane.fill(slot, np.asarray(arrival.slot))
     return arrival._replace(slot=slot)

@@ -83,7 +83,7 @@ def render_report(
         metric=metric,
         target=None if goal is None else metric.text(goal),
         level=f"{LEVEL:.0%}",
-        summary=_divided(summary_rows(results, target, brief=False)),
+        summary=_compared(summary_rows(results, target, brief=False)),
         curves=list(_curves(groups, shown_metrics(results), goal)),
         differences=_differences(differences[:MOST_PAIRS], metric),
         wilcoxon=wilcoxon_note(min((row.seeds for row in differences), default=0)),
@@ -99,13 +99,10 @@ def render_report(
     )
 
 
-def _divided(rows: Sequence[tuple[str, list[str]]]) -> tuple[TextRows, TextRows]:
-    """Return the rows by which rules can be compared; then those of equal numbers, or with the number of one rule."""
-    parts: tuple[TextRows, TextRows] = [], []
-    for title, cells in rows:
-        differs = len({*cells}) > 1 and sum(cell != "-" for cell in cells) > 1
-        parts[0 if differs or len(cells) == 1 else 1].append([title, *cells])
-    return parts
+def _compared(rows: Sequence[tuple[str, list[str]]]) -> TextRows:
+    """Return the rows by which rules can be compared: not those of equal numbers, or with the number of one rule."""
+    pairs = ((title, cells, sum(cell != "-" for cell in cells)) for title, cells in rows)
+    return [[title, *cells] for title, cells, count in pairs if len(cells) == 1 or (count > 1 and len({*cells}) > 1)]
 
 
 class Chart(NamedTuple):
