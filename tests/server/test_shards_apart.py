@@ -10,7 +10,6 @@ from itertools import count
 import numpy as np
 import pytest
 
-import afflux.store
 import fake_ray
 import pairwise
 from afflux import AffluxError, PlaneError, Server, StoreError, UnavailableError, rules
@@ -19,8 +18,8 @@ from afflux.distributed import RayPlane, connection
 from afflux.distributed.shard import Call, PartPlane, Ref, Shard
 from afflux.ops import Step
 from afflux.selftest.digest import vectors
-from conftest import bits, check_error, check_raises, same_state
-from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, repeated, served
+from conftest import bits, check_error, check_raises
+from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, check_stored_bits, repeated
 
 pytestmark = pytest.mark.filterwarnings("ignore:.RayPlane. .* elements a shard:RuntimeWarning")
 SIZE = 2 * SUPERBLOCK + 77
@@ -204,24 +203,8 @@ MORE = [(case, shards) for case in CASES if case != "inplace" for shards in (1, 
 
 @pytest.mark.parametrize(("case", "shards"), [("ca2fl, float16", 2), *pairwise.soak_all(MORE)])
 def test_a_store_has_the_bits_of_one_server(case, shards, ray, tmp_path):
-    """Closed amid a buffer, and once opened after the last commit; its folders hold no index."""
-    data, path = vectors(3, 6, D), tmp_path / "store"
-    rule, options = CASES[case]
-    expected, reports, log = served(rule, options, data)
-
-    def reopened(server, i):
-        if i not in (2, 7):
-            return server
-        server.checkpoint()
-        server.close(checkpoint=i == 2)
-        return Server.open(path, plane=RayPlane(shards))
-
-    state, own_reports, own_log = served(rule, options, data, RayPlane(shards), path, reopened)
-    assert (own_reports, own_log) == (reports, log)
-    same_state(state, expected)
-    assert afflux.store.check(path).sound
-    assert [file.parent for file in path.rglob("*.sqlite")] == [path]
-    Server.open(path, plane=ShardedPlane(shards)).close()
+    check_stored_bits(case, lambda: RayPlane(shards), vectors(3, 6, D), tmp_path / "store")
+    Server.open(tmp_path / "store", plane=ShardedPlane(shards)).close()
 
 
 def test_a_shard_waits_for_the_process_that_another_control_has_left(ray, data, tmp_path, monkeypatch):

@@ -25,8 +25,8 @@ from afflux.store.disk_cache import DiskRows
 from afflux.store.reader import locked_reader
 from afflux.store.sharded_vectors import ShardedVectors
 from afflux.store.stored_vectors import StoredVectors
-from conftest import bits, check_error, same_state
-from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, contents_of, repeated, served
+from conftest import bits, check_error
+from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, check_stored_bits, contents_of, repeated
 
 #: Of a store, whose params are not overwritten.
 STORED = [case for case in CASES if case != "inplace"]
@@ -45,25 +45,7 @@ def data():
     ("case", "shards"), [*NOW, *pairwise.soak_all([*{*product(STORED, (1, 2, 3, 5))}.difference(NOW)])]
 )
 def test_a_store_of_shards_has_the_bits_of_one_server(case, shards, data, tmp_path):
-    """It is closed and opened amid a buffer, and once with the last commit alone."""
-    rule, options = CASES[case]
-    expected, reports, log = served(rule, options, data)
-
-    def reopened(server, i):
-        if i not in (2, 7):
-            return server
-        if i == 2:
-            server.close()
-        else:
-            server.checkpoint()
-            server.close(checkpoint=False)
-        return Server.open(tmp_path / "store", plane=ShardedPlane(shards))
-
-    state, own_reports, own_log = served(rule, options, data, ShardedPlane(shards), tmp_path / "store", reopened)
-    assert (own_reports, own_log) == (reports, log)
-    same_state(state, expected)
-    assert afflux.store.check(tmp_path / "store").sound
-    assert len([*(tmp_path / "store").rglob("*.sqlite")]) == 1
+    check_stored_bits(case, lambda: ShardedPlane(shards), data, tmp_path / "store")
 
 
 def stored(path, shards=2, rule=None, size=SIZE, **options):

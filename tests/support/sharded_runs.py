@@ -5,9 +5,10 @@ from itertools import product
 
 import numpy as np
 
+import afflux.store
 import presets
 from afflux import Server, rules
-from conftest import bits
+from conftest import bits, same_state
 
 SUPERBLOCK = 65536
 #: Eleven superblocks and a tail: no shard of two, three or five is a subtree.
@@ -71,6 +72,29 @@ def served(rule, options, data, plane=None, store=None, reopened=lambda server, 
             state["arrays"] |= {"rows": np.array([*rows.values()]), "sum": rows.sum}
         server.close()
     return state, [facts_of(report) for report in reports if report], log
+
+
+def check_stored_bits(case, new_plane, data, path):
+    """A store of shards has the bits of one server: closed amid a buffer, and opened once after the last commit alone.
+
+    Its only index is that of the whole.
+    """
+    rule, options = CASES[case]
+    expected, *of_one = served(rule, options, data)
+
+    def reopened(server, i):
+        if i not in (2, 7):
+            return server
+        if i == 7:
+            server.checkpoint()
+        server.close(checkpoint=i == 2)
+        return Server.open(path, plane=new_plane())
+
+    state, *of_shards = served(rule, options, data, new_plane(), path, reopened)
+    assert of_shards == of_one
+    same_state(state, expected)
+    assert afflux.store.check(path).sound
+    assert [file.parent for file in path.rglob("*.sqlite")] == [path]
 
 
 def facts_of(report):
