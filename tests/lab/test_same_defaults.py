@@ -18,7 +18,7 @@ from afflux.ops.validation import brief
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, classification, partitioned
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.metrics import CLASSIFICATION
+from afflux.sim.workload.evaluation import CLASSIFICATION
 from conftest import check_refused
 
 X, Y = own_tasks.X[:200], own_tasks.Y[:200]

@@ -24,7 +24,7 @@ from afflux.ops.errors import ConfigError
 from afflux.ops.validation import brief
 from afflux.rules.specs import BUFFER_SIZE, RuleSpec, format_option, option_value, rule_parameters
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.metrics import CLASSIFICATION, Metric
+from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 
 #: Settings that a grid may have in addition to the options of rules.

@@ -7,7 +7,7 @@ from typing import Any
 
 from afflux.lab.results.finished_runs import Job, all_lines, check_inputs, evaluations_of, lines_of_jobs
 from afflux.lab.results.run_result import Evaluated, Evaluation
-from afflux.sim.workload.metrics import CLASSIFICATION, Metric
+from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from afflux.ops.errors import ConfigError
 from afflux.rules.specs import RuleSpec
 from afflux.sim.errors import TrainingError, errors_of_writing, require
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.metrics import CLASSIFICATION, Metric
+from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
 from afflux.sim.workload.task import Task
 
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from afflux.sim.errors import DivergedError as DivergedError
     from afflux.sim.errors import MissingExtraError as MissingExtraError
     from afflux.sim.errors import TrainingError as TrainingError
+    from afflux.sim.workload.evaluation import Metric as Metric
     from afflux.sim.workload.evaluation import classification as classification
-    from afflux.sim.workload.metrics import Metric as Metric
     from afflux.sim.workload.task import Task as Task
     from afflux.sim.workload.task import fedprox as fedprox
     from afflux.sim.workload.task import partitioned as partitioned
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "errors": ("ConfigError", "DivergedError", "MissingExtraError", "TrainingError"),
-    "workload.evaluation": ("classification",),
-    "workload.metrics": ("Metric",),
+    "workload.evaluation": ("Metric", "classification"),
     "workload.task": ("Task", "fedprox", "partitioned", "scaffold", "sgd"),
     "workload.task_registry": ("register_task",),
 }

@@ -15,7 +15,7 @@ from afflux.lab.results.run_history import JobProgress, RunProgress
 from afflux.lab.results.run_result import RunResult, group_by_rule
 from afflux.lab.results.statistics import score_of, shown_target, summary_rows
 from afflux.sim.workload.config import UNLIMITED, SimConfig
-from afflux.sim.workload.metrics import Metric
+from afflux.sim.workload.evaluation import Metric
 
 #: Up to this number of runs, each finished run keeps its bar; of more runs, only the active ones have a bar.
 MOST_BARS = 12

@@ -24,7 +24,7 @@ from afflux.rules import RULES
 from afflux.rules.specs import JsonScalar, RuleSpec, parse_rule
 from afflux.sim.workload.availability import Fate
 from afflux.sim.workload.config import Count, SimConfig
-from afflux.sim.workload.metrics import CLASSIFICATION, Metric
+from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
 from afflux.store.files import opened
 
 FORMAT, FORMAT_VERSION = "afflux-audit", 1

@@ -29,7 +29,7 @@ from afflux.lab.results.run_result import BYTES, RunResult, group_by_rule
 from afflux.lab.results.statistics import shown_metrics, shown_target
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
-from afflux.sim.workload.metrics import Metric
+from afflux.sim.workload.evaluation import Metric
 
 LEGEND_COLUMNS = 4
 FORMATS = ("pdf", "png", "svg")

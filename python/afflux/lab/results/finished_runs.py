@@ -28,7 +28,7 @@ from afflux.rules.files import code_digests
 from afflux.rules.specs import RuleSpec
 from afflux.sim.errors import DivergedError, ProcessKilledError, TrainingError
 from afflux.sim.workload.config import Count, SimConfig
-from afflux.sim.workload.metrics import CLASSIFICATION, Metric
+from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
 
 _LOGGER = logging.getLogger("afflux")
 FILE = "finished.jsonl"

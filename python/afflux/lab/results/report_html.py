@@ -35,7 +35,7 @@ from afflux.lab.results.statistics import (
     usual_targets,
     wilcoxon_note,
 )
-from afflux.sim.workload.metrics import Metric
+from afflux.sim.workload.evaluation import Metric
 
 WIDTH, HEIGHT = 400, 260  #: of a chart, in pixels
 GREY = "#888888"  #: of text and axes, as of the target

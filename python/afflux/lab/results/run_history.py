@@ -13,7 +13,7 @@ from afflux.lab.results.audit_log import RoundLine
 from afflux.lab.results.run_result import ClientEvaluation, Evaluation, RoundTotals
 from afflux.sim.workload.availability import Fate
 from afflux.sim.workload.config import Count
-from afflux.sim.workload.metrics import CLASSIFICATION
+from afflux.sim.workload.evaluation import CLASSIFICATION
 
 MOST_REASONS = 20  #: the most reasons of rejections that are counted separately
 OTHER_REASONS = "other reasons"

@@ -20,7 +20,7 @@ from afflux.ops.errors import ConfigError
 from afflux.rules.specs import RuleSpec
 from afflux.sim.errors import require
 from afflux.sim.workload.config import Count
-from afflux.sim.workload.metrics import CLASSIFICATION, Metric
+from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
 
 if TYPE_CHECKING:
     from torch import nn

@@ -24,7 +24,7 @@ from afflux.ops.units import in_bytes
 from afflux.ops.validation import known
 from afflux.sim.errors import require
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.metrics import Metric
+from afflux.sim.workload.evaluation import Metric
 
 #: The shares in a table of targets, if a run has reached them.
 USUAL_TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)

@@ -27,6 +27,7 @@ from afflux.sim.errors import require
 from afflux.sim.setup import num_parameters, refuse_pair
 from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SimConfig, unlimit_arrivals
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
+from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
 from afflux.sim.workload.ignored_settings import (
     OF_FUNCTION,
     OF_TRAINING,
@@ -34,7 +35,6 @@ from afflux.sim.workload.ignored_settings import (
     refuse_ignored_settings,
     unread_by_rules,
 )
-from afflux.sim.workload.metrics import CLASSIFICATION, Metric
 from afflux.sim.workload.task import (
     ClientTraining,
     Evaluate,

@@ -23,8 +23,8 @@ from afflux.sim.errors import DivergedError, TrainingError, note_on_errors
 from afflux.sim.loop import PushedUpdate
 from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import OF_PRESENCE
+from afflux.sim.workload.evaluation import CLASSIFICATION
 from afflux.sim.workload.ignored_settings import unread_by_rules
-from afflux.sim.workload.metrics import CLASSIFICATION
 
 _LOGGER = logging.getLogger("afflux")
 #: Faulty arrivals after which a run ends: so many at its start, or so many in a row later.

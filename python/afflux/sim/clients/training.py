@@ -25,9 +25,8 @@ from afflux.sim.clients.compiled_training import EAGER_BATCHES, CompiledStep, Gr
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import DivergedError, TrainingError, note_on_errors, text_with_notes
 from afflux.sim.workload.config import IMAGES, PAPERS, PROXIMAL, SimConfig
-from afflux.sim.workload.evaluation import Classification, add_note_on_examples, class_loss
+from afflux.sim.workload.evaluation import CLASSIFICATION, Classification, add_note_on_examples, class_loss
 from afflux.sim.workload.ignored_settings import SETTINGS, keyword_settings
-from afflux.sim.workload.metrics import CLASSIFICATION
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream, seed_globals
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 

@@ -26,7 +26,7 @@ from afflux.sim.workload.availability import (
     dropout_law,
 )
 from afflux.sim.workload.delays import DELAYS, DELAYS_OF_TASK, delay_law
-from afflux.sim.workload.metrics import Metric
+from afflux.sim.workload.evaluation import Metric
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
 from afflux.sim.workload.selection import selection_law
 

@@ -12,8 +12,14 @@ from afflux.ops.errors import ConfigError
 from afflux.ops.validation import brief, known
 from afflux.sim.data.image_set import stratified_split
 from afflux.sim.workload.delays import DelayLaw
-from afflux.sim.workload.evaluation import Classification, as_arrays, classification, refuse_nonfinite
-from afflux.sim.workload.metrics import CLASSIFICATION, Metric
+from afflux.sim.workload.evaluation import (
+    CLASSIFICATION,
+    Classification,
+    Metric,
+    as_arrays,
+    classification,
+    refuse_nonfinite,
+)
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream, restored_globals, seed_globals
 
