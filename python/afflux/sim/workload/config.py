@@ -235,7 +235,7 @@ class SimConfig:
         False,
         "Compile the clients' steps on full batches to native code, which takes 8 s and more in each process; needs a "
         "C++ compiler. The last bits of the results differ from those without it. On a GPU: launch the kernels of such "
-        "a step together, as a CUDA graph, which the built-in tasks do without this setting.",
+        "a step together, as a CUDA graph; the built-in tasks do so without this setting, too.",
     )
     device: str = _setting(
         "cpu",
