@@ -63,9 +63,7 @@ def test_rules_of_configurations(framework, rule, options, expected):
         ("appfl", "ca2fl", {"global_lr": 1.0}, "global_lr is a name of nvflare"),
         ("appfl", "ca2fl", {"staleness_fn": "hinge"}, "ca2fl has no option 'staleness'"),
         ("appfl", "ca2fl", {"dialect": "appfl", "K": 3}, "ca2fl has no option 'dialect'"),
-        ("nvflare", "fedbuff", {"staleness_weight": True}, "staleness_weight is a name of nvflare: only for dialect"),
         ("nvflare", "fedbuff", {"staleness_weight": False}, "staleness_weight is a name of nvflare: only for dialect"),
-        ("appfl", "fedavg", {"client_weights_mode": "equal"}, "client_weights_mode is a name of appfl"),
     ],
 )
 def test_what_describes_no_rule_is_refused(framework, rule, options, message):

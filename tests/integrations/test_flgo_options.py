@@ -31,10 +31,7 @@ def test_rules_from_configurations():
     assert started(algorithm(), rule=expected.to_config()).server.rule == expected
     assert started(algorithm(), rule={"name": "fedbuff", "buffer_size": 2}).server.rule == fedbuff(buffer_size=2)
     for wrong, message in [
-        (None, "rule is None, must be a Rule, its name and options, or a Rule.to_config()"),
         ({"buffer_ratio": 0.5}, "must be a Rule, its name and options, or a Rule.to_config()"),
-        ({"name": "fedbuf"}, "fedbuf"),
-        ({"name": "fedbuff", "buffer_ratio": 0.5, "buffer_size": 2}, "buffer_ratio is the name of buffer_size in flgo"),
         ({"name": "fedbuff", "buffer_ratio": 0.01}, "buffer_size"),
         ({"name": "fedbuff", "buffer_size": 7}, "buffer_size is 7 of 6 clients"),
     ]:
@@ -45,7 +42,6 @@ def test_rules_from_configurations():
     ("settings", "options", "message"),
     [
         ({"server_options": {"flush_after": 1.0}}, {}, "flush_after is in seconds, and FLGo's time is virtual"),
-        ({"server_options": []}, {}, "server_options is [], must be a dict"),
         ({}, {"save_checkpoint": "c"}, "save_checkpoint keeps the model alone"),
         ({}, {"load_checkpoint": "c"}, "load_checkpoint keeps the model alone"),
         ({}, {"algo_para": [0.1, 1.0]}, "algo_para holds numbers by their place"),

@@ -134,7 +134,6 @@ def test_run_is_one_rule_with_one_seed_in_a_dated_folder(tmp_path, monkeypatch):
         (["--seeds", "one"], "seeds are whole numbers"),
         (["--seeds", "1,1"], "different"),
         (["--rules", "fedasync", "--buffer-size", "5"], "--buffer-size was given, but fedasync"),
-        (["--rules", "ca2fl,ca2fl"], "given twice"),
         (["--concurrency", "101"], "concurrency is 101, but there are 100 clients"),
         (["--data", "mnist", "--data-dir", "nowhere"], "data 'mnist': there is no folder nowhere"),
         (["--model", "logreg", "--client-lr", "1e38", "--faults", "raise"], "diverged"),

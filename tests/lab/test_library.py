@@ -19,7 +19,6 @@ from afflux.lab import Simulation, read_results
 from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.run_result import SeedStatistics, Summary
 from afflux.lab.runs.run_checkpoint import InterruptedRun
-from afflux.rules import fedbuff
 from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.sim import (
     ConfigError,
@@ -469,13 +468,11 @@ def returns(value):
         ({"clients": [((own_tasks.X[:3], own_tasks.X[:2]), own_tasks.Y[:3])] * 12}, "has 2 examples, but 3 labels"),
         ({"target": inf}, "target is inf, must be finite"),
         ({"concurrency": 13}, "concurrency is 13, but only 12 of 12 clients hold data"),
-        ({"delays": "slow"}, "unknown delays 'slow'"),
         ({"delays": "task"}, "has no delays of its own"),
         ({"seed": 3}, "unknown setting 'seed'"),
         ({"alpha": 3}, "unknown setting 'alpha'"),
         ({"client_lr": 3}, "client_lr is given twice"),
         ({"rules": []}, "at least one rule"),
-        ({"rules": [fedbuff]}, "a rule is of type function, must be a text such as 'fedbuff:buffer_size=10'"),
         ({"training": misspelled}, "unknown setting of the training function: 'lr'.* client_lr"),
         ({"rules": ["fedasync", RuleSpec("fedasync", (), "fedasync")]}, "is given twice"),
         ({"seeds": [1, 1]}, "is given twice"),

@@ -261,7 +261,6 @@ def test_rules_are_read_from_text():
         ("fedbuff:buffer_size=1.5", "buffer_size: invalid literal"),
         ("fedbuff:staleness=cubic", "unknown staleness law 'cubic'; known: constant, exponential, hinge"),
         ("fedbuff:normalise=sum", "'sum' is not one of count, weights"),
-        ("fedbuff:buffer_size=0", "buffer_size is 0"),
         ("mf_ca2fl:bits=2,codec=rotated", "options are separated by ':', as in mf_ca2fl:bits=2:codec=rotated"),
         ("fedbuff:staleness=hinge(10,4),server_lr=1", r"as in fedbuff:staleness=hinge\(10,4\):server_lr=1"),
         ("fedbuff,server_lr=1", "as in fedbuff:server_lr=1"),
