@@ -122,7 +122,7 @@ class Table:
     mean_of: int = 1
     """Number of runs of which each of the paper's numbers is the mean."""
     long: bool = False
-    """Whether a run is kept while it is made, so that the same command goes on with one that was interrupted."""
+    """Whether a run is kept while it is made, so that the same command continues one that was interrupted."""
     computed: bool = False
     """Whether it needs no training, and so has no cells."""
     clock: str = ""

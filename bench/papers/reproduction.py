@@ -251,7 +251,7 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Budget, show:
                 compare(jobs, SimConfig(), most=limits.runs, enough=enough, **options)
             except KeyboardInterrupt as error:
                 error.add_note(
-                    f"{len(jobs) - _left(jobs, finished)} of {len(jobs)} runs were finished; the same command goes on"
+                    f"{len(jobs) - _left(jobs, finished)} of {len(jobs)} runs were finished; the same command continues"
                 )
                 raise
             with suppress(OSError):

@@ -137,7 +137,7 @@ class Ledger:
     def adopt(self, draft: Ledger, /) -> None: ...
     def commit(self, current: object, rule_vectors: object, round: Any, /) -> None: ...  # the Round that was made
     def abandon_round(self, why: str, /) -> None: ...
-    # Makes this ServerState the state, and closes all tasks. The log goes on if there was one before and the state has
+    # Makes this ServerState the state, and closes all tasks. The log continues if there was one before and the state has
     # one: it never begins in the middle. Returns the arrivals that waited before.
     def load(self, state: Any, /) -> list[Any]: ...
     def set_rule_vectors(self, rule_vectors: object, handed: object, entry: object, /) -> None: ...
@@ -246,7 +246,7 @@ class Ledger:
     def has_overdue_task(self) -> bool: ...
 
 def clock() -> float: ...  # seconds, by the monotonic clock
-def set_clock(seconds: float | None) -> None: ...  # stops the clock, for tests; None: it goes on
+def set_clock(seconds: float | None) -> None: ...  # stops the clock, for tests; None: it runs again
 def columns(
     arrivals: list[Any],  # PendingArrival
     version: int,  # of the server

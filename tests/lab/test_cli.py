@@ -322,7 +322,7 @@ def test_ctrl_c_stops_all_processes_and_keeps_what_is_complete(tmp_path):
     *_, kept, stopped = stderr.splitlines()  # after lines of progress, where 10 seconds have passed
     assert stopped == "stopped"
     finished = int(
-        kept.removesuffix(f" of 6 runs were finished; kept {out}/; the same command with --out {out} goes on")
+        kept.removesuffix(f" of 6 runs were finished; kept {out}/; the same command with --out {out} continues")
     )
     assert 2 <= finished <= 3
     assert (out / "metrics.csv").read_text().count("\n") == 1 + 2 * finished

@@ -149,7 +149,7 @@ def test_an_interrupt_keeps_the_finished_runs(error, tmp_path):
             raise error
 
     assert check_raises(error, simulation().run, out=out, watch=watch).__notes__ == [
-        f"1 of 2 runs were finished; kept {out}/; the same command with --out {out} goes on"
+        f"1 of 2 runs were finished; kept {out}/; the same command with --out {out} continues"
     ]
     assert statuses(out) == ["ended", "interrupted" if error is KeyboardInterrupt else "open"]
     assert (out / "metrics.csv").read_text().count("fedbuff") == 4

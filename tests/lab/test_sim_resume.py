@@ -394,7 +394,7 @@ def test_the_command_is_killed_interrupted_and_resumed(tmp_path, caplog):
     status, *_ = stopped(signal.SIGKILL, 60, *SETTINGS.split(), "--out", on, *keep)
     assert status == -signal.SIGKILL
     kept = f"continue with: afflux run --resume {store}\n0 of 1 runs were finished; kept {on}/; the same command with "
-    kept += f"--out {on} goes on"
+    kept += f"--out {on} continues"
     status, out, told = stopped(signal.SIGINT, 60, "--resume", store)
     assert (status, out, told) == (130, "", f"{kept}\nstopped\n")
     interrupted = InterruptedRun(store).arrivals

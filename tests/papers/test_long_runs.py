@@ -40,7 +40,7 @@ def interrupt(folder, arrivals=7, table=LONG):
 
     with pytest.raises(KeyboardInterrupt) as raised:
         reproduce(table, folder, (0,), limits=Budget(processes=1), show=show)
-    assert raised.value.__notes__ == ["1 of 2 runs were finished; the same command goes on"]
+    assert raised.value.__notes__ == ["1 of 2 runs were finished; the same command continues"]
     (kept,) = (folder / UNFINISHED).iterdir()
     assert kept.name.startswith("fedasync_alpha=0.5-seed0-")
     return [count for index, count in seen if index == 1], kept

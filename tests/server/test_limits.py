@@ -245,7 +245,7 @@ def test_a_version_that_is_not_finite_is_not_published(failed, options):
 def test_a_store_goes_on_from_its_last_commit(failed, monkeypatch):
     server, _ = failed(stored=True)
     path = store_of(server).path
-    check_error(r"Server\.open\(.*\) goes on from a saved state", server.push, client=1, version=1, update=vector(0))
+    check_error(r"Server\.open\(.*\) continues from a saved state", server.push, client=1, version=1, update=vector(0))
     server.close()
     with Server.open(path, server.rule) as again:
         assert (again.version, again.params.tolist()) == (1, [1.5] * D)

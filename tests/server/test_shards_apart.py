@@ -231,7 +231,7 @@ def test_a_server_goes_on_from_the_last_commit_when_a_shard_has_ended(ray, data,
     for i in range(3):
         receipt = server.push(client=i, version=server.version, update=data[i])
     ray.kill(plane.remotes[1].actor)
-    with pytest.raises(AffluxError, match=r"Server.open\('.*store', plane=RayPlane\(...\)\) goes on .*`durable`"):
+    with pytest.raises(AffluxError, match=r"Server.open\('.*store', plane=RayPlane\(...\)\) continues .*`durable`"):
         server.push(client=4, version=1, update=data[4])
     server.close(checkpoint=False)
     with Server.open(path, plane=RayPlane(2)) as again:

@@ -79,7 +79,7 @@ def scalar_facts(facts: Mapping[str, Any], state: ServerState) -> dict[str, Any]
 def arrival_record(w: PendingArrival) -> list[Any]:
     """Return [client_id, version, num_examples, loss, norm, min, max, join, staleness], JSON-able.
 
-    The record of an arrival with local_steps or facts goes on with these: local_steps, {name: value}. The largest float
+    The record of an arrival with local_steps or facts ends with these: local_steps, {name: value}. The largest float
     stands for the norm of a vector whose squares overflow: JSON has no infinity.
     """
     numbers = w.loss, min(w.norm, float_info.max), *w.extremes

@@ -70,7 +70,7 @@ Examples:
 #: The outcome of a push, by the name of its count; see `Server.counts`.
 ENDS = {
     "joined": "in a step, or waiting",
-    "replaced": "in the place of an earlier one of its client",
+    "replaced": "instead of an earlier one of its client",
     "superseded": "an arrival of its client from a newer version waited",
     "rejected": "an arrival of its client waited, or it had entered in the pass",
     "dropped": "older than max_staleness",

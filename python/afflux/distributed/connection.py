@@ -147,7 +147,7 @@ class Connection:
         remedy = (
             "a server without a store cannot go on; start again from a state of `Server.state_dict`"
             if self.path is None
-            else f"Server.open({str(self.path)!r}, plane=RayPlane(...)) goes on from the last commit. What has "
+            else f"Server.open({str(self.path)!r}, plane=RayPlane(...)) continues from the last commit. What has "
             "joined after it is lost: an arrival whose receipt's `durable` is None or a later version"
         )
         message = f"[RayPlane] {event}, and vectors are lost: {remedy}"

@@ -110,7 +110,7 @@ class Aggregator(Monitor[Round]):
     def _check_open(self, op: str) -> None:
         closed, failure = self.admission.closed, self.admission.failure
         if closed and self.storage is not None:
-            raise StoreError(f"[{op}] this server is closed: Server.open({str(self.storage.path)!r}) goes on with it")
+            raise StoreError(f"[{op}] this server is closed: Server.open({str(self.storage.path)!r}) continues it")
         if failure and op not in ("load_state_dict", "close"):
             raise AffluxError(f"[{op}] {failure}")
 
@@ -461,7 +461,7 @@ class Aggregator(Monitor[Round]):
         params = "Its params are overwritten (inplace=True)" if self.inplace else "Its last params can be read"
         job.failure = (
             f"the step to version {job.report.version} wrote a value that is not finite: it was not published, and "
-            f"the server takes nothing more. {params}; {resume} goes on from a saved state"
+            f"the server takes nothing more. {params}; {resume} continues from a saved state"
         )
         self.admission.abandon_round(job.failure)
         job.release()

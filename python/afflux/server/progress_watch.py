@@ -41,7 +41,7 @@ class ProgressWatch:
     """Gives one warning if `PATIENCE` * M arrivals since the last round have not filled its buffer any further.
 
     After another round there may be a further warning, about `PATIENCE` times as many arrivals: a run whose clients are
-    uneven, but which goes on, does not fill its log. Callers hold the mutex.
+    uneven, but which continues, does not fill its log. Callers hold the mutex.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The record of the runs of a folder, one JSON line each, by which the same command goes on after any end.
+"""The record of the runs of a folder, one JSON line each, by which the same command continues after any end.
 
 The last line of a run counts. No command makes a run again that has ended, or diverged; a run that was interrupted or
 killed, has failed, or is open has no result.
@@ -48,7 +48,7 @@ class Job(NamedTuple):
     followers: tuple[RuleSpec, ...] = ()
     config: SimConfig | None = None  #: Settings of this job; None: those of all jobs.
     may_diverge: bool = False  #: Whether the first client that diverges ends the job.
-    #: In which an interrupted run is kept, and goes on, until it has ended; None: the same command makes it again.
+    #: In which an interrupted run is kept, and continued, until it has ended; None: the same command makes it again.
     folder: Path | None = None
 
     @property
@@ -208,7 +208,7 @@ def package_versions() -> dict[str, str]:
 def refuse_other_inputs(
     place: str, inputs: Mapping[str, Any], now: Mapping[str, Any], versions: Mapping[str, str], recorded: bool
 ) -> None:
-    """Compare the inputs of a run with those with which it goes on.
+    """Compare the inputs of a run with those with which it continues.
 
     Args:
         place: the file or folder of the run, for messages.

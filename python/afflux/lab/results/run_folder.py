@@ -120,7 +120,7 @@ def open_run_folder(
                 write_results(folder, results, config, failures)
             if remove_empty_logs(folder):
                 count = len(record) - sum(run.status in AGAIN for run in failures)
-                goes_on = f"; the same command with --out {folder} goes on" if count < len(jobs) else ""
+                goes_on = f"; the same command with --out {folder} continues" if count < len(jobs) else ""
                 error.add_note(f"{count} of {len(jobs)} runs were finished; kept {folder}/{goes_on}")
             raise
 

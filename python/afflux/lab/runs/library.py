@@ -258,7 +258,7 @@ class Simulation:
 
         A run that diverges, whose process is killed or, with faults="raise", in which a client fails ends alone:
         `SimulationResults.failures` has it. After Ctrl-C or another error, the results of the finished runs are in
-        `out`, and the same call goes on: it makes the runs that were interrupted or killed, or have failed, again.
+        `out`, and the same call continues: it makes the runs that were interrupted or killed, or have failed, again.
 
         Args:
             processes: number of runs at the same time, each in a separate process. The results are the same.
@@ -338,7 +338,7 @@ def resume(
         selection: FILE.py:FUNCTION with its options, if the law of selection is in a file, in the same way.
         out: the run folder, if it has moved.
         checkpoint_every: see `Simulation.run`.
-        tensorboard: see `Simulation.run`; a run that was begun with it goes on with it.
+        tensorboard: see `Simulation.run`; a run that was begun with it continues with it.
         save_every: see `Simulation.run`; 0: as the run was begun.
         workers: see `Simulation.run`.
         watch: see `Simulation.run`.

@@ -1,4 +1,4 @@
-"""A long run, which goes on from its last checkpoint after whatever has ended it."""
+"""A long run, which continues from its last checkpoint after whatever has ended it."""
 
 import logging
 import shutil

@@ -152,7 +152,7 @@ class RunRecord:
         if not history.first_fault:
             history.first_fault = text
             if not raises:
-                _LOGGER.warning("%s; such arrivals are counted as faulty, and the run goes on", text)
+                _LOGGER.warning("%s; such arrivals are counted as faulty, and the run continues", text)
         self._fault_kind = TrainingError if fault else DivergedError
         if raises:
             raise self._fault_kind(text)

@@ -176,7 +176,7 @@ class _LazyClients(Sequence[Any]):
         streams = [random_stream(self._seed, StreamPurpose.CLIENT_DATA, client)] if self._random else []
         if not self._draws:
             return self._make(client, *streams)
-        with restored_globals():  # the training that reads the data goes on with its own
+        with restored_globals():  # the training that reads the data continues with its own
             seed_globals(int(random_stream(self._seed, StreamPurpose.CLIENT_GLOBALS, client).integers(2**63)))
             return self._make(client, *streams)
 
