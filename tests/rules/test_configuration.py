@@ -264,7 +264,7 @@ def changed(config, path, value):
         (["weigh", "law", "a"], "x", "weigh.law.a is 'x', must be a number"),
         (["weigh", "law", "a"], {"part": "constant"}, "weigh.law.a is {'part': 'constant'}, must be a number"),
         (["weigh", "law", "a"], "nan", "weigh.law: [Polynomial] a is nan, must be finite and not negative"),
-        (["weigh", "law", "part"], "uniform", "weigh.law is 'uniform', must be a law of staleness; known: constant"),
+        (["weigh", "law", "part"], "uniform", "weigh.law is 'uniform', must be a staleness function; known: constant"),
         (["weigh", "normalise"], "sum", "weigh.normalise is 'sum', must be 'count' or 'weights' or None"),
         (["kind"], "delta", "kind is 'delta', must be 'update' or 'gradient' or 'model'"),
         (["name"], 3, "name is 3, must be a str"),

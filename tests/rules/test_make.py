@@ -98,7 +98,7 @@ def test_the_names_of_other_frameworks(options, same):
         ("ca2fl", {"server_lr": {"part": "by_version", "rates": {"1": 1}}}, "server_lr: [ByVersion] rates begins at "),
         ("ca2fl", {"server_lr": {"part": "by_version", "rates": {"0": 1, 0: 1}}}, "server_lr.rates has the key 0, mus"),
         ("ca2fl", {"server_lr": {"part": "by_version", "rates": {"x": 1}}}, "server_lr.rates has the key 'x', must be"),
-        ("fedbuff", {"staleness": "hing"}, "staleness is 'hing', must be a law of staleness or None; did you mean 'hi"),
+        ("fedbuff", {"staleness": "hing"}, "must be a staleness function or None; did you mean 'hinge'"),
         ("fedbuff", {"staleness": {"part": "hinge", "c": 1}}, "staleness ('hinge') has no option 'c'; known: a, b"),
         ("fedbuff", {"staleness": {"part": "hinge", "a": -1}}, "staleness: [Hinge] a is -1.0, must be finite and not"),
         ("fedbuff", {"dialect": "nvflair", "K": 1}, "dialect is 'nvflair', unknown; did you mean 'nvflare'? known: pa"),

@@ -115,7 +115,7 @@ class ServerOptions:
         accumulate: add arrivals to one float64 sum instead of buffering M vectors: at once, or, where several threads
             push, together with the next arrivals. For rules whose weights are known on arrival; `duplicates` must not
             be "latest".
-        flush_after: seconds. When the first arrival in the buffer has waited longer, the next `poll` makes a step with
+        flush_after: seconds. When the first arrival in the buffer has waited longer, the next `poll` takes a step with
             the waiting arrivals, as `flush` does. No other call does, and the server has no thread of its own: call
             `poll` from time to time. `Server.open` starts the time again. None: a buffer waits until it is full.
         max_abs: a vector with an element of a larger magnitude, after the conversion, is refused like one with a NaN,

@@ -60,8 +60,8 @@ class Report(Struct, frozen=True, eq=False):
     rejected: tuple[str, ...]  #: (M,) the reason why the rule or the server rejected an arrival; empty if accepted
     server_lr: float  #: the learning rate of this round, bias correction included
     scalars: Scalars  #: the rule's own numbers after the round, such as WKAFL's stage
-    #: False: no step was made, and the version did not change. The rule has skipped it, or no arrival had a usable
-    #: weight. Weights that are all 0 make a step
+    #: False: no step was taken, and the version did not change. The rule has skipped it, or no arrival had a usable
+    #: weight. With weights that are all 0 the server takes a step
     stepped: bool
     seconds: float  #: duration of weigh and apply
     nbytes: int  #: bytes of the round's vectors: M d times the bytes of an element of a slot

@@ -132,7 +132,7 @@ class RemoteRound(ShardedRound, frozen=True, eq=False):
 class RayPlane(ShardedPlane):
     """The vectors of a server in the memory of Ray's actors, on the CPU.
 
-    Results have the bits of a server in one piece. The plane connects to the cluster that this process is connected
+    Results are bit-identical to those of one process. The plane connects to the cluster that this process is connected
     to. Without one, it starts one on this machine, which listens on the loopback address only and uses Ray's token
     authentication.
 

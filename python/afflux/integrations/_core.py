@@ -227,7 +227,7 @@ class TrainingRun:
         except Exception as error:  # bytes that are no array, a record without one, MemoryError for a forged header
             # Without its traceback, which would hold the base, and this frame, in a circle of references.
             arguments, trained = {"task": task, "model": Unreadable(error.with_traceback(None))}, None
-        with self.untimed():  # it may make a step, and commit it
+        with self.untimed():  # it may take a step, and commit it
             receipt = self.server.push(**arguments)
         if receipt.report is not None:
             self._note(receipt.report, base)

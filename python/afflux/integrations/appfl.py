@@ -45,7 +45,7 @@ _Notes = dict[Literal["metrics"], dict[int, dict[str, float]]]
 
 
 class AffluxAggregator(BaseAggregator):
-    """An aggregator that makes a server step of every M models, with any rule.
+    """An aggregator whose server takes a step after every M models, with any rule.
 
     A client's model is compared with the version that this client got: from `get_parameters` with its id, or from
     `aggregate`, or as the first model that was sent without an id. No message of a client raises an error; its outcome
@@ -113,7 +113,7 @@ class AffluxAggregator(BaseAggregator):
             return self._copy_of(pulled)
 
     def aggregate(self, client_id: Any, local_model: Any, **kwargs: Any) -> dict[str, Any]:
-        """Push a client's model; the M-th one makes a step.
+        """Push a client's model; the server takes a step with the M-th one.
 
         Args:
             client_id: an int in 64 bits, signed or unsigned, or a str.

@@ -52,7 +52,7 @@ _OF_ROUNDS = {
 
 
 class AsyncStrategy(FedAvg):
-    """A Flower strategy that keeps `concurrency` nodes training and makes a server step of every M replies.
+    """A Flower strategy that keeps `concurrency` nodes training; its server takes a step after every M replies.
 
     A node that replies gets the newest model and trains again, independent of the others; a round in Flower's sense
     (`num_rounds`, `server-round`, the keys of `Result`) is a step of the server. Federated evaluation runs in parallel

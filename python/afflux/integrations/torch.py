@@ -44,8 +44,8 @@ class StepPart(Optimizer, Protocol):
 class OuterOptimizer(torch.optim.Optimizer):
     """The outer step of a loop such as DiLoCo's: params change by the step of a rule, with `p.grad` as the gradient.
 
-    The step has the bits of a `Server` that makes a round of this one gradient: float64 inside, each result rounded
-    once, equal on any number of threads and any instruction set. Up to rounding to float32 it is, by step,
+    The step is bit-identical to a `Server`'s round of this one gradient: float64 inside, each result rounded once,
+    equal on any number of threads and any instruction set. Up to rounding to float32 it is, by step,
 
         Sgd                torch.optim.SGD
         Momentum           SGD(momentum=beta), and with nesterov=True SGD(momentum=beta, nesterov=True)

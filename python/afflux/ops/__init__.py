@@ -5,7 +5,7 @@ bfloat16 (from torch or JAX, or an `_engine.Buffer`: NumPy has none); float64 is
 for bit on any number of threads and any instruction set.
 
 `gram`, `inner` and `apply` also take vectors in `Parts`: the arrays of a model, with the borders at which a flat vector
-would be cut. All vectors of a call that are in parts have the same borders; results have the bits of flat vectors.
+would be cut. All vectors of a call that are in parts have the same borders; results are those of flat vectors.
 Params, states, rule vectors and all that is written have one dtype. Updates, and the vectors of `gram` and `inner`, may
 have parts of any dtypes and a `Conversion`: they are what `ingest` would write. Cached rows and their sum are flat. On
 a GPU, `ingest` the parts first.

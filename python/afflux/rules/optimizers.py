@@ -1,4 +1,4 @@
-"""Server optimizers, the step of a rule. `lr` is a number or a law of afflux.rules.schedules; v is the direction.
+"""Server optimizers, the step of a rule. `lr` is a number or a schedule of afflux.rules.schedules; v is the direction.
 
 The adaptive ones (FedOpt, Reddi et al. 2021, Algorithm 2; FedAMS, Wang et al. 2022; FADAS, Wang et al. 2024):
 

@@ -31,7 +31,7 @@ PARTS: Mapping[object, tuple[PartRole, str]] = {
     Calibrate: ("calibrate", "a calibrate part"),
     Optimizer: ("step", "a step part"),
     LearningRate: ("schedule", "a schedule of learning rates"),
-    StalenessLaw: ("staleness", "a law of staleness"),
+    StalenessLaw: ("staleness", "a staleness function"),
 }
 #: The other annotations, and the names of their values in errors. Any is for all annotations that are not listed.
 PLAIN: Mapping[object, str] = {
@@ -54,10 +54,10 @@ def make(name: str, /, **options: object) -> Rule:
 
     Args:
         name: a name in `RULES`.
-        options: hyper-parameters of the preset: numbers, strings, booleans, None; a codec by its name; a law of
-            staleness or a schedule of learning rates by its name, or as {"part": name, ...its options}; None also as
-            "none", inf as "inf". Objects are also accepted. With `dialect=`, the options of that dialect, and the names
-            that its framework uses, are also accepted (docs/reference/dialects.md).
+        options: hyper-parameters of the preset: numbers, strings, booleans, None; a codec by its name; a
+            staleness function or a schedule of learning rates by its name, or as {"part": name, ...its options}; None
+            also as "none", inf as "inf". Objects are also accepted. With `dialect=`, the options of that dialect, and
+            the names that its framework uses, are also accepted (docs/reference/dialects.md).
 
     Returns:
         The rule.

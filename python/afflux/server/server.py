@@ -443,7 +443,7 @@ class Server:
 
     @clears_tracebacks
     def replace_rule(self, rule: Rule) -> bool:
-        """Replace the rule, for example by the same rule with another server_lr, buffer_size or law of staleness.
+        """Replace the rule, for example by the same rule with another server_lr, buffer_size or staleness function.
 
         Arrivals in the buffer keep the rule under which they joined. The new rule is in force from the next empty
         buffer on. The state that the server keeps for its rule (moments, cached rows, numbers) does not change. The log
@@ -553,7 +553,7 @@ class Server:
 
     @clears_tracebacks
     def poll(self) -> Report | None:
-        """Close the tasks whose lease has ended, and make a step if arrivals have waited longer than `flush_after`.
+        """Close the tasks whose lease has ended, and take a step if arrivals have waited longer than `flush_after`.
 
         Returns:
             The report of that step; None if no step was due.
@@ -599,7 +599,7 @@ class Server:
         Raises:
             AffluxError: arrivals wait in the buffer; params have another length, shape or dtype, or a value that the
                 constructor refuses; max_versions versions are held. Nothing has changed.
-            StoreError: the commit has failed; the version is made.
+            StoreError: the commit has failed; the version exists.
 
         >>> import numpy as np
         >>> from afflux import Server, rules

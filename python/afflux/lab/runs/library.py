@@ -139,7 +139,7 @@ class Simulation:
             personalise: (model, data of a client, rng), adapts the model to a client in place before a second
                 evaluation of the client.
             roles: the roles of arrays by patterns of names, such as {"codebook": "copied"}; see `Layout.of`.
-            delays: law of the running times: a name, or (number of clients, rng) -> (client, rng) -> time.
+            delays: distribution of the running times: a name, or (number of clients, rng) -> (client, rng) -> time.
             name: of the task, for logs and tables.
             settings: fields of `SimConfig`: concurrency, arrivals, rounds, protocol, eval_every, target, client_lr,
                 compile...
@@ -335,7 +335,7 @@ def resume(
         store: the folder; see `Simulation.run`.
         rule: FILE.py:FUNCTION with its options, if the rule is in a file, which is executed only if it is named here.
         task: the task, if it was made in Python (`Simulation.task`), or FILE.py:FUNCTION, in the same way.
-        selection: FILE.py:FUNCTION with its options, if the law of selection is in a file, in the same way.
+        selection: FILE.py:FUNCTION with its options, if the selection is in a file, in the same way.
         out: the run folder, if it has moved.
         checkpoint_every: see `Simulation.run`.
         tensorboard: see `Simulation.run`; a run that was begun with it continues with it.

@@ -1,7 +1,7 @@
 """The variants of FedBuff in other frameworks; docs/reference/dialects.md compares them, with numbers.
 
-u: a client's update; y: the client's own model; x: params when the buffer is applied; t: staleness; s: the law of
-staleness; M: arrivals. If a formula has y, the rule's kind is `model`: clients push y.
+u: a client's update; y: the client's own model; x: params when the buffer is applied; t: staleness; s: the function
+of staleness; M: arrivals. If a formula has y, the rule's kind is `model`: clients push y.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ DialectName = Literal["paper", "flsim", "appfl", "nvflare", "fedscale", "plato",
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A variant of FedBuff: the kind of vector that clients push, the law of staleness, and the weights."""
+    """A variant of FedBuff: the kind of vector that clients push, the function of staleness, and the weights."""
 
     #: Makes the weights from the law and the buffer size; None: the paper's weights, where `normalise` can be chosen.
     part: Callable[[StalenessLaw, int], Weigh] | None = None

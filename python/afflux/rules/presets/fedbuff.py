@@ -41,7 +41,7 @@ def fedbuff(
     staleness weights off. State on the server: only params and the buffer. Sweeps: one.
 
     `dialect` names a framework whose FedBuff is computed instead, or is one of `afflux.rules.presets.dialects` with its
-    options, such as `appfl(num_clients=100)`. A dialect has its own law of staleness; `staleness` replaces it if the
+    options, such as `appfl(num_clients=100)`. A dialect has its own staleness function; `staleness` replaces it if the
     framework lets users choose. The dialect also determines the rule's kind: in appfl, fedscale and plato clients push
     models, because these use the difference from the current params, and not from the params that the client pulled.
     """

@@ -57,7 +57,7 @@ class CosineSelection:
     If a loss is not reported, the losses of that buffer do not begin stage two.
 
     Args:
-        law: the law of staleness a; None: all arrivals have equal weights in the estimate.
+        law: the staleness function a; None: all arrivals have equal weights in the estimate.
         clip: the bound CB on norms; None or inf: no bound.
         select: False uses the estimate itself as the direction.
         memory: the vector that the next round adds: the "estimate" (the paper) or v, the "aggregate" (its authors'
