@@ -55,6 +55,13 @@ def record(self, step):
     return lambda: recorder.replay() or loss
 
 
+def put_the_cpu_in_its_place(monkeypatch):
+    monkeypatch.setattr(GraphedStep, "record", record)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.get_rng_state())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: torch.set_rng_state(state))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**40, 2**40))
+
+
 @pytest.fixture
 def deterministic():
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -67,10 +74,7 @@ def device(request, monkeypatch, deterministic):
     note_once.cache_clear()
     monkeypatch.setattr(training, "EAGER_BATCHES", 1)
     if request.param == "cpu:0":
-        monkeypatch.setattr(GraphedStep, "record", record)
-        monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.get_rng_state())
-        monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: torch.set_rng_state(state))
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**40, 2**40))
+        put_the_cpu_in_its_place(monkeypatch)
     return request.param
 
 

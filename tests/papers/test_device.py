@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim import Task, classification
 from afflux.sim.clients.flat_model import reproducible_libraries
@@ -17,11 +16,18 @@ from bench.papers.all_tables import TABLES
 from bench.papers.reproduction import Budget, Changes, check, folder_page, machine, reproduce, states
 from conftest import check_refused
 from made_runs import run
+from test_gpu_clients import put_the_cpu_in_its_place
 from test_paper_task import write_images
 
-#: Another device to the code, but with the CPU's bits.
+#: Another device to the code, but with the CPU's bits; what a graph recorded is called again.
 COPY = "cpu:0"
 SMALL = {"model": "logreg", "num_clients": 8, "concurrency": 4, "arrivals": 12, "eval_every": 6}
+
+
+@pytest.fixture(autouse=True)
+def _a_copy_of_the_cpu(monkeypatch):
+    monkeypatch.setattr("afflux.sim.workload.config.DEVICES", ("cpu", "cuda", COPY))
+    put_the_cpu_in_its_place(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +133,6 @@ def test_cudnn_is_on_while_clients_train():
 def test_devices_that_are_not_there(settings, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     check_refused(message, lambda: run(parse_rule("fedbuff:buffer_size=3"), 0, SimConfig(**SMALL | settings)))
-
-
-def test_compiled_steps_are_for_the_cpu():
-    with pytest.raises(ConfigError, match="compile is for the CPU, and device is cpu:0"):
-        run(parse_rule("fedbuff:buffer_size=3"), 0, SimConfig(**SMALL, device=COPY, compile=True))
 
 
 def test_a_record_names_the_gpu(monkeypatch):
