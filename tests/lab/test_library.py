@@ -356,6 +356,7 @@ def test_results(tmp_path):
     check_error(r"no run of 'fedasync' with seed 2; .*\('fedasync', 1\)", results.of, "fedasync", 2, error=KeyError)
     assert results.histories["fedasync", 1] == results[3].evaluations
     assert results.summary()["fedasync"]["final_accuracy"].seeds == 2
+    assert str(results) == str(results.summary())
     head, *lines = str(results.summary()).split("\n")
     assert head.split() == [RULE, "fedasync"]
     assert [line.split()[0] for line in lines] == list(results[0].summary(0.9))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import own_tasks
+from afflux.cli.common import parse_rules
 from afflux.lab import Simulation, read_audit_log
 from afflux.lab.runs.run_checkpoint import InterruptedRun
 from afflux.rules.specs import parse_rule
@@ -309,6 +310,21 @@ def test_a_module_beside_a_file_may_be_a_link(tmp_path):
         "def mine():\n    return fedbuff(buffer_size=count)\n"
     )
     assert parse_rule(f"{tmp_path}/rules.py:mine").build().buffer_size == 4
+
+
+def test_own_rules_keep_their_default_for_m(tmp_path):
+    """A function without a default for buffer_size takes the 10 of presets; what the user sets counts for all."""
+    (tmp_path / "rules.py").write_text(
+        "from afflux.rules import fedbuff\n"
+        "def four(buffer_size: int = 4):\n    return fedbuff(buffer_size=buffer_size)\n"
+        "def any_size(buffer_size: int):\n    return fedbuff(buffer_size=buffer_size)\n"
+        "def three():\n    return fedbuff(buffer_size=3)\n"
+    )
+    rules = [*(f"{tmp_path}/rules.py:{name}" for name in ("four", "any_size", "three")), "fedbuff", "fadas", "fedasync"]
+    for buffer_size, sizes in ((None, [4, 10, 3, 10, 10, 1]), (5, [5, 5, 3, 5, 5, 1])):
+        library = Simulation.of("images", rules, buffer_size=buffer_size)
+        assert [job.spec.build().buffer_size for job in library.jobs] == sizes
+        assert [spec.build().buffer_size for spec in parse_rules(rules, buffer_size=buffer_size)] == sizes
 
 
 def test_options_of_own_rules_by_their_annotations(tmp_path):

@@ -19,8 +19,10 @@ import afflux.rules
 import steps
 from afflux import AffluxError, Rule, codecs
 from afflux._engine import CODECS, STEP_KINDS
+from afflux.ops.errors import ConfigError
 from afflux.rules import ca2fl, fadas, fedbuff, from_config, make, register, registry, schedules, wkafl
 from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
+from afflux.rules.files import rule_function
 from afflux.rules.optimizers import Adagrad, Momentum, Sgd
 from afflux.rules.presets.aflguard import DistanceTest
 from afflux.rules.presets.dialects import DIALECTS, Dialect, OnePlusRoot, VersionMeans, appfl, flsim, nvflare
@@ -413,6 +415,39 @@ def test_errors_of_a_registered_part_name_the_key():
         from_config(config | {"weigh": {"part": "broken", "values": "x", "law": {"part": "hinge"}}})
     with pytest.raises(AffluxError, match=r"weigh.values is \[1\], must be a plain value or a part"):
         from_config(config | {"weigh": {"part": "broken", "values": [1]}})
+
+
+@pytest.mark.usefixtures("parts")
+def test_a_file_of_a_rule_may_be_imported_too(tmp_path, monkeypatch):
+    """In either order; rules of both modules are written as the same data. Another file's class is refused."""
+    text = """
+from dataclasses import dataclass
+from afflux import Rule, rules
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+
+@rules.register("twice_named", "weigh")
+@dataclass(frozen=True)
+class Twice:
+    def __call__(self, arrivals, /):
+        return [1.0] * len(arrivals)
+
+def twice():
+    return Rule("twice", "update", 2, Twice(), NONE, Sgd(1.0))
+"""
+    for name in ("imported_rule", "other_rule"):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    imported = importlib.import_module("imported_rule").twice()
+    named = rule_function(f"{tmp_path}/imported_rule.py:twice")()
+    assert type(named.weigh) is not type(imported.weigh)
+    assert named.to_config() == imported.to_config()
+    assert from_config(imported.to_config()) == named
+    importlib.reload(importlib.import_module("imported_rule"))
+    assert from_config(imported.to_config()) != named
+    check_error(
+        "'twice_named', which .* has already", rule_function, f"{tmp_path}/other_rule.py:twice", error=ConfigError
+    )
 
 
 @pytest.mark.usefixtures("parts")

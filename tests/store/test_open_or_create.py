@@ -53,11 +53,15 @@ def test_each_start_continues_with_the_bits_of_one_server(tmp_path):
     ("rule", "params", "message"),
     [
         (fedbuff(buffer_size=2), None, r"\[open\] .* holds a server whose rule is 'ca2fl', not 'fedbuff'$"),
-        (RULE, np.zeros(20), "another model: w is trained .4, 5. there, absent in params$"),
-        (RULE, model(w=np.ones((4, 6))), r"another model: w is trained \(4, 5\) there, trained \(4, 6\) in params$"),
-        (RULE, {"w": np.ones((4, 5))}, r"bn.running_mean is statistic float32 \(5,\) there, absent in params$"),
-        (RULE, model(v=np.ones(3)), r"another model: v is absent there, trained \(3,\) in params$"),
-        (RULE, {"v": np.ones(3), **model()}, "another model: v is absent there"),
+        (RULE, np.zeros(20), r"another model: w is trained of shape \(4, 5\) in the store, absent in params$"),
+        (RULE, model(w=np.ones((4, 6))), r"another model: w has shape \(4, 5\) in the store, \(4, 6\) in params$"),
+        (
+            RULE,
+            {"w": np.ones((4, 5))},
+            r"bn.running_mean is statistic float32 of shape \(5,\) in the store, absent in params$",
+        ),
+        (RULE, model(v=np.ones(3)), r"another model: v is absent in the store, trained of shape \(3,\) in params$"),
+        (RULE, {"v": np.ones(3), **model()}, "another model: v is absent in the store"),
     ],
     ids=["rule", "flat", "shape", "fewer", "more", "before"],
 )
@@ -76,7 +80,7 @@ def test_another_rule_or_model_is_refused_by_name(tmp_path, caplog, rule, params
 def test_other_roles_are_another_model(tmp_path):
     local = Layout.of(model(), roles={"bn.*": "local"})
     opened(tmp_path / "store", layout=local).close()
-    message = "bn.running_mean is local float32 .* there, statistic float32 .* in params"
+    message = "bn.running_mean is local float32 .* in the store, statistic float32 .* in params"
     check_error(message, opened, tmp_path / "store", error=StoreError)
     with opened(tmp_path / "store", layout=local) as server:
         assert server.layout.roles["bn.running_mean"] == "local"
@@ -94,7 +98,7 @@ def test_arrays_in_another_order_are_another_model(tmp_path):
 
 def test_vectors_are_compared_by_their_length(tmp_path):
     opened(tmp_path / "store", params=np.zeros(20)).close()
-    message = "params is a flat vector of 20 elements there, a flat vector of 21 elements in params"
+    message = r"params has shape \(20,\) in the store, \(21,\) in params"
     check_error(message, opened, tmp_path / "store", params=np.zeros(21), error=StoreError)
     opened(tmp_path / "store", params=np.ones(20)).close()
 

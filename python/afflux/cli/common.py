@@ -9,7 +9,7 @@ from typing import Any
 
 from afflux.ops.errors import AffluxError, ConfigError, UnavailableError
 from afflux.ops.validation import printable
-from afflux.rules.specs import BUFFER_SIZE, RuleSpec, read_rules, rule_parameters
+from afflux.rules.specs import RuleSpec, read_rules, rule_parameters
 from afflux.sim.errors import text_with_notes
 from afflux.sim.interrupts import Terminated
 
@@ -110,7 +110,7 @@ def parse_rules(rules: list[str], **common: Any) -> list[RuleSpec]:
         ConfigError: an unknown rule or option, an option of `common` that no rule takes, or a rule given twice.
     """
     given = {option: value for option, value in common.items() if value is not None}
-    specs = read_rules(rules, {"buffer_size": BUFFER_SIZE} | given)
+    specs = read_rules(rules, {"buffer_size": None} | given)
     for option, value in given.items():
         flag = "--" + option.replace("_", "-")
         taken = [dict(spec.options)[option] for spec in specs if option in rule_parameters(spec.name)]

@@ -3,7 +3,9 @@
 A name is looked up only in this table: reading data never imports a module or runs a file.
 """
 
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from math import inf, isfinite, nan
@@ -42,7 +44,8 @@ def register(name: str, role: PartRole) -> Callable[[type[T]], type[T]]:
     """Register a class of parts, so that rules with it can be written to and read from configurations and stores.
 
     Args:
-        name: in snake_case; unique among all parts. A class of the same module and name is replaced.
+        name: in snake_case; unique among all parts. A class of the same source file and qualified name is replaced, so
+            that a file may be both imported and named as FILE.py:FUNCTION.
         role: "weigh", "calibrate", "step", "schedule" (of a learning rate), "staleness" (a law) or "rule".
 
     Returns:
@@ -73,14 +76,20 @@ def register(name: str, role: PartRole) -> Callable[[type[T]], type[T]]:
         if reserved := {PART, OWN} & {field.name for field in fields(cls)}:
             raise AffluxError(f"[register] {name!r} has a field {reserved.pop()!r}, which configurations reserve")
         before = _BY_NAME.get(name)
-        if before is not None:
-            if (before.cls.__module__, before.cls.__qualname__) != (cls.__module__, cls.__qualname__):
-                raise AffluxError(f"[register] name is {name!r}, which {before.cls!r} has already")
+        if before is not None and _source(before.cls) != _source(cls):
+            raise AffluxError(f"[register] name is {name!r}, which {before.cls!r} has already")
+        if before is not None and before.cls.__module__ == cls.__module__:
             del _BY_CLASS[before.cls]
         _BY_NAME[name] = _BY_CLASS[cls] = Part(name, role, cls)
         return cls
 
     return add
+
+
+def _source(cls: type[Any]) -> tuple[str, str]:
+    """Return the file, or without one the module, and the qualified name of a class."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return os.path.realpath(file) if file else cls.__module__, cls.__qualname__
 
 
 def registered_parts(role: PartRole | None = None) -> dict[str, Part]:

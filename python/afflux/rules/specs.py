@@ -68,7 +68,7 @@ class RuleSpec:
 
 #: One rule or several: texts that `parse_rule` reads, or rules that presets have made.
 Rules = str | Rule | RuleSpec | Sequence[str | Rule | RuleSpec]
-#: Arrivals per server step of rules with a buffer that do not set it: the same for all, so that rules are comparable.
+#: Arrivals per server step of presets with a buffer that do not set it: the same for all, so that rules are comparable.
 BUFFER_SIZE = 10
 
 
@@ -82,7 +82,8 @@ def parse_rule(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
 
     Args:
         text: the name is a preset's, or `path/to/file.py:function`; then that file is executed.
-        common: options that apply if the rule takes them and the text does not set them.
+        common: options that apply if the rule takes them and the text does not set them; None: not given. A buffer_size
+            of None is `BUFFER_SIZE`, but a function in a file keeps its own default.
 
     Returns:
         The rule with its options; without a label, the label is the text.
@@ -99,7 +100,11 @@ def parse_rule(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
     name, assignments = split_rule_name(text)
     _refuse_commas(text, name)
     parameters = rule_parameters(name)
-    options = {key: value for key, value in (common or {}).items() if key in parameters}
+    common = dict(common or {})
+    size = parameters.get("buffer_size")
+    if size and common.get("buffer_size", 0) is None and (name in RULES or size.default is size.empty):
+        common["buffer_size"] = BUFFER_SIZE
+    options = {key: value for key, value in common.items() if key in parameters and value is not None}
     annotations = {option: parameter.annotation for option, parameter in parameters.items()}
     options |= read_options(f"rule {text}", assignments, name, annotations)
     return RuleSpec(name, tuple(sorted(options.items())), label)

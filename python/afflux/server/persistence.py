@@ -120,8 +120,11 @@ def check_model(path: Path, facts: Mapping[str, Any], adapter: InputAdapter) -> 
     stored, given = _arrays_of(layout, facts["d"]), _arrays_of(adapter.layout, adapter.size)
     for name in (stored | given) if stored != given else ():
         if stored.get(name) != given.get(name):
-            there, here = stored.get(name, "absent"), given.get(name, "absent")
-            raise StoreError(f"[open_or_create] {path} holds another model: {name} is {there} there, {here} in params")
+            there, here = stored.get(name, ("absent",)), given.get(name, ("absent",))
+            texts = f"is {' of shape '.join(there)} in the store", " of shape ".join(here)
+            if there[0] == here[0]:  # the role is named only if it differs
+                texts = f"has shape {there[1]} in the store", here[1]
+            raise StoreError(f"[open_or_create] {path} holds another model: {name} {', '.join(texts)} in params")
     if [*stored] != [*given]:
         raise StoreError(f"[open_or_create] {path} holds a model whose arrays have another order than those of params")
 
@@ -132,13 +135,13 @@ def like_params(opened: InputAdapter, given: InputAdapter) -> InputAdapter:
     return replace(opened, likes=given.likes, rebuild=given.rebuild, constants=given.constants)
 
 
-def _arrays_of(layout: Layout | None, size: int) -> dict[str, str]:
-    """Describe each array of a layout, or the flat vector, by name."""
+def _arrays_of(layout: Layout | None, size: int) -> dict[str, tuple[str, ...]]:
+    """Return the role and the shape, as text, of each array of a layout, or of the flat vector, by name."""
     if layout is None:
-        return {"params": f"a flat vector of {size} elements"}
+        return {"params": ("a flat vector", f"({size},)")}
     fields = (*layout.fields, *layout.buffers, *layout.copied, *layout.constants, *layout.locals)
-    arrays = {field.name: f"{field.role}{f' {field.dtype}' if field.dtype else ''} {field.shape}" for field in fields}
-    return arrays | dict.fromkeys(layout.tied, "an alias")
+    arrays = {field.name: (f"{field.role} {field.dtype or ''}".rstrip(), f"{field.shape}") for field in fields}
+    return arrays | dict.fromkeys(layout.tied, ("an alias",))
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from afflux.sim.workload.ignored_settings import SETTINGS
 
 
 class SimulationResults(tuple[RunResult, ...]):
-    """The results of all runs, seed by seed, in the order of the rules."""
+    """The results of all runs, seed by seed, in the order of the rules; printed as the table of `summary`."""
 
     config: SimConfig  #: the settings of the runs
     failures: tuple[FailedRun, ...]  #: the runs without a result: one has diverged, ...
@@ -214,6 +214,9 @@ class SimulationResults(tuple[RunResult, ...]):
     def __repr__(self) -> str:
         found: list[Any] = [f"{run.spec.label}, seed {run.seed}: {run.final_score:.4f}" for run in self]
         return f"SimulationResults({'; '.join(found)})"
+
+    def __str__(self) -> str:
+        return str(self.summary())
 
 
 #: Settings that change no run: where the data are, what tables show, and the evaluations of single clients.

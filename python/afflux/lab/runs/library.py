@@ -21,7 +21,7 @@ from afflux.lab.runs.workers import Workers
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import as_int, brief, integer, known, printable
 from afflux.rules import RULES
-from afflux.rules.specs import BUFFER_SIZE, Rules, RuleSpec, read_rules
+from afflux.rules.specs import Rules, RuleSpec, read_rules
 from afflux.sim.clients.training import with_settings
 from afflux.sim.errors import require
 from afflux.sim.setup import num_parameters, refuse_pair
@@ -96,7 +96,7 @@ class Simulation:
         rules: Rules = "fedbuff",
         seeds: Sequence[int] = (0,),
         paired: bool = False,
-        buffer_size: int = BUFFER_SIZE,
+        buffer_size: int | None = None,
         num_clients: int | None = None,
         loss: Loss | None = None,
         validation: Any = None,
@@ -128,6 +128,7 @@ class Simulation:
             seeds: one run of each rule for each seed.
             paired: whether all rules get the updates of the first rule's clients.
             buffer_size: arrivals per server step, for the rules that have a buffer and do not set its size themselves.
+                None: 10, but a function in a file keeps its own default.
             num_clients: number of clients, if `clients` is a function.
             loss: of `sgd` and the like, (output, labels) -> mean loss; default cross entropy.
             validation: the server's own data set (x, y), for rules that score updates by it.
@@ -198,7 +199,7 @@ class Simulation:
         seeds: Sequence[int] = (0,),
         *,
         paired: bool = False,
-        buffer_size: int = BUFFER_SIZE,
+        buffer_size: int | None = None,
         task: Task | None = None,
         **settings: Any,
     ) -> "Simulation":
@@ -229,7 +230,7 @@ class Simulation:
         simulation._set_runs(rules, seeds, paired, buffer_size)
         return simulation
 
-    def _set_runs(self, rules: Rules, seeds: Sequence[int], paired: bool, buffer_size: int) -> None:
+    def _set_runs(self, rules: Rules, seeds: Sequence[int], paired: bool, buffer_size: int | None) -> None:
         specs = read_rules(rules, {"buffer_size": buffer_size})
         numbers = [as_int(seed) for seed in seeds] if isinstance(seeds, Iterable) else [None]
         plain_seeds = [number for number in numbers if number is not None]
