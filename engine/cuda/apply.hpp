@@ -67,7 +67,7 @@ void sweep_types(Executor& executor, const Sweep& sweep) {
     if constexpr (std::is_same_v<Format, Uncoded>)
       sweep_with<Executor, ApplyBody<P, U, Rows::plain>>(executor, sweep);
     else
-      executor.run(tiles<Format>(sweep.pass.params.size), EncodedBody<P, U, Format>{sweep});
+      executor.run(Format::tiles(sweep.pass.params.size), EncodedBody<P, U, Format>{sweep});
     if (!std::is_same_v<Format, Uncoded> && sweep.pass.rule_vectors.next.size > 0)
       sweep_with<Executor, RenewBody<P, U>>(executor, sweep);
   });

@@ -13,6 +13,7 @@
 //   block.each_in_warp(body)            the same, but then only the threads of one warp may read what one of them wrote
 //   block.each_alone(body)              the same, but then no other thread may read what one wrote
 //   block.butterfly(x, offset, join)    sets x[t] = join(x[t], x[t ^ offset]) within each warp
+//   block.hadamard(x, offset)           sets x[t] = x[t] + x[t ^ offset], or x[t ^ offset] - x[t] if t has that bit
 //   block.least(x), block.most(x)       set x[t] to the least or the largest float32 in the warp, none of them a NaN;
 //   -0.0
 //                                       may count as less than 0.0

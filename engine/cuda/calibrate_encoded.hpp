@@ -21,6 +21,8 @@ AFFLUX_DEVICE Vector4<float> as_floats(const Vector4<U>& update) {
 template <class P, class U, class Format>
 struct EncodedBody {
   static constexpr int kThreads = Format::kThreads;
+  static constexpr bool kReadsAhead = Format::kReadsAhead;
+  static constexpr int kBlocksTogether = kReadsAhead ? 0 : sizeof(P) + sizeof(U) <= 2 * sizeof(float) ? 3 : 2;
 
   struct Shared {
     EncodedArrival arrivals[kPrepared];  // with the tile's places in the vectors and rows
@@ -39,7 +41,7 @@ struct EncodedBody {
   template <class Coder>
   AFFLUX_DEVICE Arrival<Coder> read(const Tile& tile, const EncodedArrival& from, int thread) const {
     Arrival<Coder> arrival{};
-    with_part(tile, thread, [&](const auto& span) { arrival.update = span.template load<U>(from.update); });
+    with_part<Format>(tile, thread, [&](const auto& span) { arrival.update = span.template load<U>(from.update); });
     if (from.has(EncodedArrival::kRow)) arrival.old = Coder::read(tile, from.heads, from.row, thread);
     return arrival;
   }
@@ -73,21 +75,27 @@ struct EncodedBody {
     });
   }
 
-  // Adds `count` arrivals. Each is read while the one before it is processed.
+  // Adds `count` arrivals. With kReadsAhead, each is read while the one before it is processed.
   template <class Coder, class Block, class Each>
   AFFLUX_DEVICE void add_all(const Block& block, Shared& shared, const Tile& tile, const EncodedArrival* arrivals,
                              int count, Each& v, Each& sum) const {
     block.each([&](int thread) {
       if (thread < count) shared.arrivals[thread] = arrivals[thread].at(tile.begin * sizeof(U), Coder::place(tile));
     });
-    Format::prepare(block, shared.format, tile, [&](int k) { return shared.arrivals[k].heads; }, count);
+    Format::prepare(
+        block, shared.format, tile, [&](int k) -> const RowHeads& { return shared.arrivals[k].heads; }, count);
     typename Block::template Each<Arrival<Coder>> now, next;
-    block.each_alone([&](int thread) { next[thread] = read<Coder>(tile, shared.arrivals[0], thread); });
+    const auto read_to = [&](auto& to, int k) {
+      block.each_alone([&](int thread) { to[thread] = read<Coder>(tile, shared.arrivals[k], thread); });
+    };
+    if (kReadsAhead) read_to(next, 0);
     for (int k = 0; k < count; ++k) {
-      block.each_alone([&](int thread) {
-        now[thread] = next[thread];
-        if (k + 1 < count) next[thread] = read<Coder>(tile, shared.arrivals[k + 1], thread);
-      });
+      if (kReadsAhead) {
+        now = next;
+        if (k + 1 < count) read_to(next, k + 1);
+      } else {
+        read_to(now, k);
+      }
       add<Coder>(block, shared, tile, k, now, v, sum);
     }
     block.each([&](int) {});  // afterwards shared memory may hold other arrivals
@@ -97,7 +105,7 @@ struct EncodedBody {
   template <class Block, class Body>
   AFFLUX_DEVICE void each_span(const Block& block, const Tile& tile, const Body& body) const {
     block.each_alone([&](int thread) {
-      const std::int64_t first = tile.begin + thread * kFour;
+      const std::int64_t first = tile.begin + Format::offset(thread);
       if (first < sweep.pass.params.size)
         with_span(first, sweep.pass.params.size, sweep.aligned, [&](const auto& span) { body(thread, span); });
     });

@@ -50,8 +50,7 @@ AFFLUX_DEVICE Vector4<float> floats_of(const Vector4<Float16>& halves, [[maybe_u
 
 // The format of float16 and bfloat16 rows, and its coder.
 template <class Half>
-struct Halves {
-  static constexpr int kThreads = 256;
+struct Halves : Consecutive {
   struct Shared {};
   using Read = Vector4<Half>;
 
@@ -65,7 +64,7 @@ struct Halves {
   static AFFLUX_DEVICE std::int64_t place(const Tile& tile) { return tile.begin * sizeof(Half); }
   static AFFLUX_DEVICE Read read(const Tile& tile, const RowHeads&, const unsigned char* row, int thread) {
     Read halves{};
-    with_part(tile, thread, [&](const auto& span) { halves = span.template load<Half>(row); });
+    with_part<Halves>(tile, thread, [&](const auto& span) { halves = span.template load<Half>(row); });
     return halves;
   }
   template <class Block, class Reads, class Out>
@@ -78,7 +77,7 @@ struct Halves {
                                    unsigned char* row, Floats& decoded) {
     block.each_alone([&](int thread) {
       const Read halves = halves_of<Half>(x[thread]);
-      if (row != nullptr) with_part(tile, thread, [&](const auto& span) { span.store(row, halves); });
+      if (row != nullptr) with_part<Halves>(tile, thread, [&](const auto& span) { span.store(row, halves); });
       decoded[thread] = floats_of(halves, true);
     });
   }
@@ -149,9 +148,10 @@ struct EncodeBody {
     typename Block::template Each<Vector4<float>> x, decoded;
     block.each_alone([&](int thread) {
       x[thread] = {};
-      with_part(tile, thread, [&](const auto& span) { x[thread] = span.template load<float>(vector + tile.begin); });
+      with_part<Format>(tile, thread,
+                        [&](const auto& span) { x[thread] = span.template load<float>(vector + tile.begin); });
     });
-    Format::prepare(block, shared, tile, [&](int) { return heads; }, 1);
+    Format::prepare(block, shared, tile, [&](int) -> const RowHeads& { return heads; }, 1);
     Format::with_coder(codec.bits, [&](auto coder) {
       coder.encode(block, shared, tile, heads, 0, x, row + coder.place(tile), decoded);
     });
@@ -174,14 +174,14 @@ struct DecodeBody {
   AFFLUX_DEVICE void operator()(const Block& block, Shared& shared) const {
     const Tile tile = tile_at<Format>(codec.coding, block.index, size, aligned);
     typename Block::template Each<Vector4<float>> out;
-    Format::prepare(block, shared, tile, [&](int) { return heads; }, 1);
+    Format::prepare(block, shared, tile, [&](int) -> const RowHeads& { return heads; }, 1);
     Format::with_coder(codec.bits, [&](auto coder) {
       typename Block::template Each<typename decltype(coder)::Read> read;
       block.each_alone([&](int thread) { read[thread] = coder.read(tile, heads, row + coder.place(tile), thread); });
       coder.decode(block, shared, tile, heads, 0, read, out);
     });
     block.each_alone([&](int thread) {
-      with_part(tile, thread, [&](const auto& span) { span.store(vector + tile.begin, out[thread]); });
+      with_part<Format>(tile, thread, [&](const auto& span) { span.store(vector + tile.begin, out[thread]); });
     });
   }
 };
@@ -196,7 +196,7 @@ void encode(const Where& where, Codec codec, const RowHead& head, const View<con
   if (codec == exact_codec(vector.type)) return executor.copy(row, vector.data, vector.size * bytes(vector.type));
   with_format(codec, [&](auto format) {
     if constexpr (!std::is_same_v<decltype(format), Uncoded>)
-      executor.run(tiles<decltype(format)>(vector.size),
+      executor.run(decltype(format)::tiles(vector.size),
                    EncodeBody<decltype(format)>{codec,
                                                 {head, head},
                                                 static_cast<const float*>(vector.data),
@@ -213,7 +213,7 @@ void decode(const Where& where, Codec codec, const RowHead& head, const unsigned
   with_format(codec, [&](auto format) {
     if constexpr (!std::is_same_v<decltype(format), Uncoded>)
       executor.run(
-          tiles<decltype(format)>(vector.size),
+          decltype(format)::tiles(vector.size),
           DecodeBody<decltype(format)>{
               codec, {head, head}, row, static_cast<float*>(vector.data), vector.size, both_aligned(vector.data, row)});
   });

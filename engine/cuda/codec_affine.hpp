@@ -6,8 +6,8 @@
 
 namespace afflux::cuda {
 
-struct Affine {
-  static constexpr int kThreads = 256, kRuns = kThreads / kWarp;
+struct Affine : Consecutive {
+  static constexpr int kRuns = kThreads / kWarp;
 
   struct Shared {
     std::uint64_t random[kPrepared][kRuns];
@@ -55,7 +55,7 @@ struct AffineCoder : Affine {
   }
 
   static AFFLUX_DEVICE Read read(const Tile& tile, const RowHeads& heads, const unsigned char* row, int thread) {
-    if (!tile.has_run(thread)) return {};
+    if (!has_run(tile, thread)) return {};
     return {load_word<kBits>(row + codes_at(tile), thread),
             own(tile) ? *on_device<Grid>(row + grid_at(tile, thread)) : Grid{heads.old.low, heads.old.step}};
   }
@@ -78,7 +78,7 @@ struct AffineCoder : Affine {
       float least = __builtin_inff(), most = -__builtin_inff();
       AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
-        if (tile.follows(thread, j) && tile.has_run(thread)) continue;
+        if (follows(tile, thread, j) && has_run(tile, thread)) continue;
         least = formula::OneLane::lesser(least, x[thread].at[j]);
         most = formula::OneLane::greater(most, x[thread].at[j]);
       }
@@ -105,7 +105,7 @@ struct AffineCoder : Affine {
       const std::uint32_t code =
           formula::affine_code(formula::OneLane{}, x.at[j], grid.low, grid.per_step, top, clamp, dice, kBits);
       decoded.at[j] = formula::affine_value(formula::OneLane{}, code, grid.low, grid.step);
-      word |= (own(tile) && tile.follows(thread, j) ? 0 : code) << (8 * j);
+      word |= (own(tile) && follows(tile, thread, j) ? 0 : code) << (8 * j);
     }
     return word;
   }
@@ -121,13 +121,13 @@ struct AffineCoder : Affine {
       const formula::Grid grid = own(tile) ? formula::grid_over(low[thread], high[thread], kBits)
                                            : formula::Grid{head.low, head.step, formula::per_step(head.step, kBits)};
       words[thread] = codes(tile, thread, x[thread], grid, shared.random[k][thread / kWarp], decoded[thread]);
-      if (row != nullptr && own(tile) && thread % kWarp == 0 && tile.has_run(thread))
+      if (row != nullptr && own(tile) && thread % kWarp == 0 && has_run(tile, thread))
         *on_device<Grid>(row + grid_at(tile, thread)) = {grid.low, grid.step};
     });
     if (row == nullptr) return;
     pack<kBits>(block, words);
     block.each_alone([&](int thread) {
-      if (tile.has_run(thread)) store_word<kBits>(row + codes_at(tile), thread, words[thread]);
+      if (has_run(tile, thread)) store_word<kBits>(row + codes_at(tile), thread, words[thread]);
     });
   }
 };

@@ -1,6 +1,11 @@
-// The codecs of cached rows, one tile for each block of threads. Each thread has four elements, so a warp has a run of
-// kCodecBlock. A format is a struct with kThreads, Shared, and
+// The codecs of cached rows, one tile for each block of threads. Each thread has four elements. A format is a struct
+// with kThreads, Shared, and
 //
+//   first(index)                                returns the first element of a tile
+//   offset(thread)                              returns how many elements later a thread's are; kReach: after them all
+//   tiles(size)                                 returns the number of tiles of a vector
+//   kReadsAhead                                 if rounds read an arrival before they need it; else three blocks of
+//                                               threads have registers at once
 //   with_coder(bits, run)                       calls run(Coder{}) for the coder of rows of `bits` bits
 //   prepare(block, shared, tile, heads, count)  stores the random bits of rows with the heads heads(k), k < count, in
 //                                               shared memory
@@ -27,42 +32,49 @@ static_assert(kLanesOfRun == kWarp, "a warp has a run");
 // The rows that are prepared at once at most.
 constexpr int kPrepared = 32;
 
-// Elements of a row from `begin` on, four for each thread.
+// Elements of a vector and of its row, four for each thread.
 struct Tile {
   Coding coding;
   std::int64_t begin;
-  int count;   // of elements before the vector's end
+  int count;   // of elements from `begin` to the vector's end
   bool full;   // no thread's elements are after it
   bool whole;  // and all vectors, and rows without a head, are aligned to 16 bytes
+};
+
+// A format whose tiles are consecutive elements.
+struct Consecutive {
+  static constexpr int kThreads = 256, kReach = kThreads * kFour;
+  static constexpr bool kReadsAhead = true;
+
+  static AFFLUX_DEVICE std::int64_t first(std::int64_t index) { return index * kReach; }
+  static AFFLUX_DEVICE int offset(int thread) { return thread * kFour; }
+  static std::int64_t tiles(std::int64_t size) { return (size + kReach - 1) / kReach; }
 
   // Returns true if a thread's run has elements.
-  AFFLUX_DEVICE bool has_run(int thread) const {
-    return full || thread / kWarp * static_cast<int>(kCodecBlock) < count;
+  static AFFLUX_DEVICE bool has_run(const Tile& tile, int thread) {
+    return tile.full || thread / kWarp * static_cast<int>(kCodecBlock) < tile.count;
   }
   // Returns true if a thread's element j is after the vector's end.
-  AFFLUX_DEVICE bool follows(int thread, int j) const { return !full && thread * kFour + j >= count; }
+  static AFFLUX_DEVICE bool follows(const Tile& tile, int thread, int j) {
+    return !tile.full && offset(thread) + j >= tile.count;
+  }
 };
 
 template <class Format>
 AFFLUX_DEVICE Tile tile_at(Coding coding, std::int64_t index, std::int64_t size, bool aligned) {
-  constexpr int kTile = Format::kThreads * kFour;
-  const std::int64_t begin = index * kTile;
-  const bool full = begin + kTile <= size;
-  return {coding, begin, full ? kTile : static_cast<int>(size - begin), full, full && aligned};
-}
-template <class Format>
-std::int64_t tiles(std::int64_t size) {
-  return (size + Format::kThreads * kFour - 1) / (Format::kThreads * kFour);
+  const std::int64_t begin = Format::first(index);
+  const bool full = begin + Format::kReach <= size;
+  return {coding, begin, full ? Format::kReach : static_cast<int>(size - begin), full, full && aligned};
 }
 
 // Calls body(span) for a thread's elements of a vector that begins with the tile, if there are any.
-template <class Body>
+template <class Format, class Body>
 AFFLUX_DEVICE void with_part(const Tile& tile, int thread, const Body& body) {
-  const int count = tile.count - thread * kFour;
+  const int offset = Format::offset(thread), count = tile.count - offset;
   if (tile.whole)
-    body(Span<true>{thread * kFour, kFour});
+    body(Span<true>{offset, kFour});
   else if (count > 0)
-    body(Span<false>{thread * kFour, count < kFour ? count : kFour});
+    body(Span<false>{offset, count < kFour ? count : kFour});
 }
 
 // Packs codes of kBits bits, one in each byte of a thread's word, to the bytes of a run: element e of the run is in

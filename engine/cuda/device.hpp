@@ -54,6 +54,11 @@ struct DeviceBlock {
   __device__ __forceinline__ void butterfly(Each<T>& x, int offset, const Join& join) const {
     x.value = join(x.value, __shfl_xor_sync(0xFFFFFFFFu, x.value, offset));
   }
+  // The product is exact, so that this is a sum or a difference, rounded once.
+  __device__ __forceinline__ void hadamard(Each<float>& x, int offset) const {
+    const float sign = (threadIdx.x & offset) != 0 ? -1.0f : 1.0f;
+    x.value = __fmaf_rn(x.value, sign, __shfl_xor_sync(0xFFFFFFFFu, x.value, offset));
+  }
   // Without the sign, the bits of two negative floats have the opposite order.
   static __device__ __forceinline__ int in_order(int bits) { return bits ^ (bits >> 31 & 0x7FFFFFFF); }
   __device__ __forceinline__ void least(Each<float>& x) const {

@@ -43,6 +43,13 @@ struct HostBlock {
     const Each<T> before = x;
     for (int i = 0; i < kThreads; ++i) x[i] = join(before.values[i], before.values[i ^ offset]);
   }
+  void hadamard(Each<float>& x, int offset) const {
+    const Each<float> before = x;
+    for (int i = 0; i < kThreads; ++i) {
+      const float own = before.values[i], other = before.values[i ^ offset];
+      x[i] = (i & offset) != 0 ? other - own : own + other;
+    }
+  }
   template <class Join>
   void reduce(Each<float>& x, const Join& join) const {
     for (int offset = kWarp / 2; offset > 0; offset /= 2) butterfly(x, offset, join);
