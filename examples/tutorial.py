@@ -57,7 +57,7 @@ def run(server: Server) -> None:
         model = new_model()
         task.load(model)
         train(model, client)
-        server.push(task=task, model=model, num_examples=len(shards[client]))
+        server.push(task=task, model=model, num_examples=len(shards[client]), client_lr=0.2, local_steps=5)
         if server.joins % (ARRIVALS // 5) == 0:
             server.pull(out=model)
             right = (model(x[validation]).argmax(1) == y[validation]).float().mean()

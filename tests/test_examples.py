@@ -75,7 +75,7 @@ def test_the_code_of_the_tutorial_is_that_of_its_programs(monkeypatch, capsys):
     servers = [text for text in texts if text.startswith("server = Server(")]
     source = program.read_text() + rule.read_text()
     unindented = re.sub(r"^ +", "", source, flags=re.MULTILINE)
-    assert (len(servers), len(texts)) == (2, 7)
+    assert (len(servers), len(texts)) == (2, 8)
     assert [text for text in texts if text not in servers and text not in source and text not in unindented] == []
     names = runpy.run_path(str(program))
     names["run"].__globals__["ARRIVALS"] = 10

@@ -141,19 +141,29 @@ def _mean(values: list[float]) -> float:
 
 
 class Receipt(NamedTuple):
-    """The result of a push."""
+    """The result of a push.
+
+    Attributes:
+        status: joined, replaced, superseded, rejected, dropped, empty, expired or faulty; see docs/reference/server.md.
+        staleness: the number of steps that the server has decided since the version that the client pulled; None if
+            that version is unknown.
+        version: the server's version after this push.
+        join: the number of this decision, from 0: its index in the log; None if it is not in the log.
+        step: the version that the arrival's step makes, unless the rule skips it; None if in no buffer.
+        report: the round, if this push completed one; else None.
+        durable: the version whose commit contains this decision at the latest; None without a store, or if only
+            checkpoint() and close() commit.
+        reason: the reason of an expired, empty or faulty push, or that its client has entered in this pass; else "".
+    """
 
     status: Status
-    #: the number of steps that the server has decided since the version that the client pulled; None if that version is
-    #: unknown
     staleness: int | None
-    version: int  #: the server's version after this push
-    join: int | None  #: the number of this decision, from 0: its index in the log; None if it is not in the log
-    step: int | None  #: the version that the arrival's step makes, unless the rule skips it; None if in no buffer
-    report: Report | None  #: not None if this push completed a round
-    durable: int | None = None  #: the version whose commit contains this decision at the latest; None without a store,
-    #: or if only checkpoint() and close() commit
-    reason: str = ""  #: the reason of an expired, empty or faulty push, or that its client has entered in this pass
+    version: int
+    join: int | None
+    step: int | None
+    report: Report | None
+    durable: int | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
