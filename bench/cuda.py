@@ -9,6 +9,7 @@ It imports neither typer nor rich, which a bare machine may lack.
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -111,12 +112,14 @@ def in_a_graph(by: Contender) -> Contender:
 
 def kernels_alone(timed: Timed, calls: int = 4) -> dict[str, float]:
     """Return the seconds of each kernel and copy of a run on the GPU, by torch's profiler; empty if it sees none."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-        for number in range(calls):
-            timed.prepare(number)
-            timed.sample(number)
+    spent: Counter[str] = Counter()
+    for number in range(calls):
+        timed.prepare(number)
         torch.cuda.synchronize()
-    spent = {event.key: event.self_device_time_total / 1e6 / calls for event in seen.key_averages()}
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+            timed.sample(number)
+            torch.cuda.synchronize()
+        spent.update({event.key: event.self_device_time_total / 1e6 / calls for event in seen.key_averages()})
     return {name: seconds for name, seconds in spent.items() if seconds > 0}
 
 

@@ -84,15 +84,11 @@ void with_update_type(const Combine& combine, const Body& body) {
 // P: the type of params.
 template <class Executor, class P>
 bool apply_params(Executor& executor, const Pass& pass, const RowHeads* heads, const NewHeads& renewed) {
-  const Steps steps = steps_with(pass.step.kind);
-  const bool alone =
-      pass.calibrate.kind == Calibration::none && pass.rule_vectors.vectors.size == 0 && steps != Steps::all;
-  if (const std::optional<Terms> terms = alone ? terms_of(pass.combine) : std::nullopt) {
+  if (const std::optional<Sum> sum = sum_of(pass)) {
     const bool aligned = is_aligned(pass);
     std::int32_t* const sound = executor.flag();
-    with_update_type(pass.combine, [&](auto u) {
-      sum_types<Executor, P, decltype(u)>(executor, pass, steps, *terms, aligned, sound);
-    });
+    with_update_type(pass.combine,
+                     [&](auto u) { sum_types<Executor, P, decltype(u)>(executor, pass, *sum, aligned, sound); });
     return executor.flag_holds();
   }
   const StagedPass staged(executor, pass, heads);

@@ -21,10 +21,11 @@ template <class T, class P, bool kSame = false>
 struct IngestBody {
   static constexpr int kThreads = 256, kWarps = kThreads / kWarp;
   static constexpr int kBlocks = kSuperblock / kBlock, kColumns = kLanes / kFour, kRows = kBlock / kLanes;
-  // Of a multiprocessor. nvcc 13.0 would choose 3 for conversions, and spill registers.
-  static constexpr int kBlocksTogether = kSame ? 0 : 2;
+  // Of a multiprocessor. nvcc 13.0 would choose 3 for conversions and for float64, and spill registers.
+  static constexpr int kBlocksTogether = kSame && sizeof(T) < 8 ? 0 : 2;
   // Rows whose loads are in progress at once, limited by the registers.
   static constexpr int kTogether = sizeof(T) == 8 || !std::is_void_v<P> ? 4 : 8;
+  static constexpr int kCopiedRows = sizeof(T) == 8 ? 1 : 4;  // the same, of a block that is copied already
   static_assert(kThreads == kBlocks * kColumns && kRows % kTogether == 0, "threads must cover a superblock");
   static_assert(kLanes == kWarp && kColumns == 8 && kFour == 4, "the reductions in a warp are written for these");
   using Value = decltype(formula::widened(T{}));
@@ -33,6 +34,7 @@ struct IngestBody {
     Value lows[kWarps][kLanes], highs[kWarps][kLanes];
     double sums[kBlocks];
     std::int64_t first_nonfinite[kThreads];
+    bool apart[kBlocks];
   };
 
   SentParts parts;
@@ -151,15 +153,45 @@ struct IngestBody {
     }
   }
 
-  // Processes any other column.
-  AFFLUX_DEVICE void column(Piece from, std::int64_t begin, std::int64_t end, Sums& sums) const {
-    for (std::int64_t i = begin; i < end; i += kLanes) AFFLUX_UNROLL_ON_DEVICE
-    for (int j = 0; j < kFour; ++j) {
-      if (i + j >= end) break;
-      while (from.end <= i + j) from = piece(from.index + 1);
-      slot[i + j] = stored_one(from.part, i + j);
-      add(sums, j, slot[i + j]);
+  // Returns true if a thread processes a column of the block that begins at this element by whole_column. Other blocks
+  // are copied by all threads first, because a column of them has one element after the other to wait for.
+  AFFLUX_DEVICE bool is_whole(std::int64_t block) const {
+    if (block + kBlock > size) return false;
+    const Piece from = piece_with(block);
+    const int bytes = kSame ? static_cast<int>(sizeof(T)) : bytes_of(from.part.type);
+    const void* const first = static_cast<const char*>(from.part.data) + (block - from.part.begin) * bytes;
+    return from.end >= block + kBlock && aligned(slot + block, alignof(Vector4<T>)) &&
+           aligned(first, bytes < 4 ? 8 : 16);
+  }
+
+  // Copies a thread's elements of [begin, end).
+  AFFLUX_DEVICE void copy(std::int64_t begin, std::int64_t end, int thread) const {
+    std::int64_t i = begin + thread;
+    if (i >= end) return;
+    Piece from = piece_with(i);
+    while (i < end) {
+      while (from.end <= i) from = piece(from.index + 1);
+      if (const std::int64_t last = i + (kTogether - 1) * kThreads; last < end && last < from.end) {
+        T read[kTogether];
+        AFFLUX_UNROLL_ON_DEVICE
+        for (int k = 0; k < kTogether; ++k) read[k] = stored_one(from.part, i + k * kThreads);
+        AFFLUX_UNROLL_ON_DEVICE
+        for (int k = 0; k < kTogether; ++k, i += kThreads) slot[i] = read[k];
+      } else {
+        slot[i] = stored_one(from.part, i);
+        i += kThreads;
+      }
     }
+  }
+
+  // Processes a column that is copied already.
+  AFFLUX_DEVICE void column(std::int64_t begin, std::int64_t end, Sums& sums) const {
+#if defined(__CUDACC__)
+#pragma unroll kCopiedRows
+#endif
+    for (std::int64_t i = begin; i < end; i += kLanes) AFFLUX_UNROLL_ON_DEVICE
+    for (int j = 0; j < kFour; ++j)
+      if (i + j < end) add(sums, j, slot[i + j]);
   }
 
   static AFFLUX_DEVICE bool aligned(const void* address, std::size_t bytes) {
@@ -180,29 +212,26 @@ struct IngestBody {
 
   // Returns the reductions of four lanes, from `column_begin` on, of the block of the order that begins at element
   // `block`.
-  AFFLUX_DEVICE Sums sums_of(std::int64_t block, int column_begin) const {
+  AFFLUX_DEVICE Sums sums_of(std::int64_t block, int column_begin, bool apart) const {
     const std::int64_t begin = block + column_begin, end = block + kBlock < size ? block + kBlock : size;
     const Value infinity = static_cast<Value>(__builtin_inf());
     Sums sums{{}, filled<Value>(infinity), filled<Value>(-infinity), -1};
     if (begin >= end) return sums;
-    const Piece from = piece_with(begin);
-    const Part& part = from.part;
-    const int bytes = kSame ? static_cast<int>(sizeof(T)) : bytes_of(part.type);
-    const void* const first = static_cast<const char*>(part.data) + (begin - part.begin) * bytes;
-    const bool whole = block + kBlock <= size && part.begin <= block && from.end >= block + kBlock &&
-                       aligned(slot + begin, alignof(Vector4<T>)) && aligned(first, bytes < 4 ? 8 : 16);
-    if (!whole)
-      column(from, begin, end, sums);
-    else if constexpr (kSame)
-      whole_column<T>(part, begin, sums);
-    else if (part.type == Type::float32)
-      whole_column<float>(part, begin, sums);
-    else if (part.type == Type::float64)
-      whole_column<double>(part, begin, sums);
-    else if (part.type == Type::float16)
-      whole_column<Float16>(part, begin, sums);
-    else
-      whole_column<Bfloat16>(part, begin, sums);
+    if (apart) {
+      column(begin, end, sums);
+    } else {
+      const Part part = piece_with(begin).part;
+      if constexpr (kSame)
+        whole_column<T>(part, begin, sums);
+      else if (part.type == Type::float32)
+        whole_column<float>(part, begin, sums);
+      else if (part.type == Type::float64)
+        whole_column<double>(part, begin, sums);
+      else if (part.type == Type::float16)
+        whole_column<Float16>(part, begin, sums);
+      else
+        whole_column<Bfloat16>(part, begin, sums);
+    }
     sums.first_nonfinite = first_nonfinite(sums, begin, end);
     return sums;
   }
@@ -227,9 +256,19 @@ struct IngestBody {
     constexpr auto kGreater = [](Value a, Value b) { return formula::greater(a, b); };
     typename Block::template Each<double> squares[kFour];
     typename Block::template Each<Value> lows[kFour], highs[kFour], low, high;
+    const std::int64_t begin = (first_superblock + block.index) * kSuperblock;
+    block.each([&](int thread) {
+      if (thread < kBlocks) shared.apart[thread] = begin + thread * kBlock < size && !is_whole(begin + thread * kBlock);
+    });
+    block.each([&](int thread) {
+      for (int k = 0; k < kBlocks; ++k) {
+        const std::int64_t from = begin + k * kBlock, to = from + kBlock < size ? from + kBlock : size;
+        if (shared.apart[k]) copy(from, to, thread);
+      }
+    });
     block.each_in_warp([&](int thread) {
       const int row = thread / kColumns, first = thread % kColumns * kFour;
-      const Sums sums = sums_of((first_superblock + block.index) * kSuperblock + row * kBlock, first);
+      const Sums sums = sums_of(begin + row * kBlock, first, shared.apart[row]);
       AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
         squares[j][thread] = sums.squares.at[j];

@@ -14,7 +14,7 @@ namespace afflux::cuda {
 // T: the type of all vectors and of the memory. kAdds: there is an e.
 template <class T, int kVectors, bool kAdds>
 struct InnerLanesBody {
-  static constexpr int kWarpsOfBlock = 4, kThreads = kWarpsOfBlock * kWarp;
+  static constexpr int kWarpsOfBlock = 2, kThreads = kWarpsOfBlock * kWarp;
   static constexpr int kSums = kAdds ? 2 * kVectors + 1 : kVectors;
   static_assert(kLanes == kWarp, "a thread is a lane");
   struct Shared {};

@@ -409,6 +409,34 @@ def test_apply_of_any_step_to_a_sum(count, kind):
 
 
 @needs_device
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("becomes", ["nothing", "itself", "a copy", "a sum in place", "a sum elsewhere"])
+@pytest.mark.parametrize("count", [0, 9, 70])
+def test_apply_with_one_rule_vector(count, becomes, kind):
+    """A step without states has a kernel for it, up to 64 updates that have a weight in the direction or in its sum."""
+    rng = np.random.default_rng(count)
+    for at, step in enumerate(("sgd", "assign", "momentum")):
+        size, wide, shift = SIZES[1 + at], ("float32", "float64")[at % 2], at // 2
+        arrays = {name: (made(rng, size, wide, shift), wide) for name in ("params", "out", "held", "other", "m")}
+        arrays |= {f"update{k}": (made(rng, size, kind, shift), kind) for k in range(count)}
+        weights, follow = (rng.standard_normal(count) * (np.arange(count) % 3 != left) for left in (0, 1))
+        follow = np.array([[0.5 * (at != 1), *follow]]) if "sum" in becomes else np.eye(1, 1 + count)
+        mine = {name: host(array, type) for name, (array, type) in arrays.items()}
+        theirs = {name: put(array, type) for name, (array, type) in arrays.items()}
+        for memory, place in ((mine, on_host), (theirs, nullcontext)):
+            combine = ops.Combine([memory[f"update{k}"] for k in range(count)], weights, 0.7 * (at % 2))
+            outs = [memory["other"]] if becomes in ("a copy", "a sum elsewhere") else ()
+            given = None if becomes == "nothing" else follow
+            vector = ops.RuleVectors([memory["held"]], np.array([-0.3 * (at != 2)]), given, outs)
+            states = [memory["m"]] * (step == "momentum")
+            with place():
+                kind_of = ops.Step(step, 0.1, 0.9)
+                ops.apply(ops.Pass(memory["params"], memory["out"], combine, None, kind_of, states, vector))
+        for name, (array, _) in arrays.items():
+            assert bits(get(theirs[name], array.dtype)) == bits(np.asarray(mine[name])), name
+
+
+@needs_device
 @pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
 def test_apply_tells_whether_the_direction_was_finite(value):
     update, done = np.ones(5000, np.float32), []
