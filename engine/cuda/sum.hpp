@@ -1,5 +1,6 @@
-// apply without cached rows, with at most one rule vector. The lists of vectors and weights are arguments of the kernel,
-// so that no address waits for a load. The host leaves out vectors whose weights are 0, so that no thread looks for them.
+// apply without cached rows, with at most one rule vector. The lists of vectors and weights are arguments of the
+// kernel, so that no address waits for a load. The host leaves out vectors whose weights are 0, so that no thread looks
+// for them.
 #pragma once
 #include <algorithm>
 #include <optional>
@@ -35,7 +36,8 @@ struct Sum {
 // many updates.
 inline std::optional<Sum> sum_of(const Pass& pass) {
   const RuleVectors& rule_vectors = pass.rule_vectors;
-  const Steps steps = steps_with(pass.step.kind), most = rule_vectors.vectors.size == 0 ? Steps::adaptive : Steps::plain;
+  const Steps steps = steps_with(pass.step.kind),
+              most = rule_vectors.vectors.size == 0 ? Steps::adaptive : Steps::plain;
   if (pass.calibrate.kind != Calibration::none || rule_vectors.vectors.size > 1 || steps > most) return std::nullopt;
   Sum sum{};
   const double* next = nullptr;  // of the updates
@@ -45,7 +47,8 @@ inline std::optional<Sum> sum_of(const Pass& pass) {
     held.weight = rule_vectors.weights.data[0];
     if (rule_vectors.next.size > 0) {
       held.next = rule_vectors.next.data[0], next = rule_vectors.next.data + 1;
-      held.stays = held.next == 1.0 && std::all_of(next, next + pass.combine.updates.size, [](double x) { return x == 0.0; });
+      held.stays =
+          held.next == 1.0 && std::all_of(next, next + pass.combine.updates.size, [](double x) { return x == 0.0; });
       if (!held.stays || rule_vectors.outs.data[0].data != held.vector) held.out = rule_vectors.outs.data[0].data;
     }
   }
