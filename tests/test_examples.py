@@ -50,6 +50,10 @@ def test_threads():
     assert float(staleness) <= 80
 
 
+def test_a_replay_after_a_kill():
+    assert printed("replay_after_a_kill.py") == "34 joins, the same params: True\n"
+
+
 def test_own_rule_bears_wrong_clients():
     plain, clipped = re.findall(r"(\w+): (\d+\.\d) from the optimum", printed("own_rule.py"))
     assert plain[0] == "fedbuff"
