@@ -15,8 +15,7 @@
 //   block.butterfly(x, offset, join)    sets x[t] = join(x[t], x[t ^ offset]) within each warp
 //   block.hadamard(x, offset)           sets x[t] = x[t] + x[t ^ offset], or x[t ^ offset] - x[t] if t has that bit
 //   block.least(x), block.most(x)       set x[t] to the least or the largest float32 in the warp, none of them a NaN;
-//   -0.0
-//                                       may count as less than 0.0
+//                                       of zeros, -0.0 may count as the lesser
 #pragma once
 #include "formula/fn.hpp"
 

@@ -1,6 +1,7 @@
 // The executor of kernels on a device: blocks of threads (block.hpp), memory and stream, by the CUDA runtime.
 #pragma once
 #include <cuda_runtime.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <cstddef>
@@ -239,6 +240,8 @@ class DeviceExecutor {
 
   static std::string why_not(std::int32_t device) {
     static std::atomic<int> known_count{0};  // every vector of a call is checked
+    static const int told = pthread_atfork(nullptr, nullptr, [] { known_count = 0; });  // a child has no GPU
+    static_cast<void>(told);
     int count = known_count;
     const cudaError_t error = count > 0 ? cudaSuccess : cudaGetDeviceCount(&count);
     known_count = error == cudaSuccess ? count : 0;
@@ -258,8 +261,9 @@ class DeviceExecutor {
   // Returns the page of this call, which may then be used by its kernels and copies.
   DevicePage& page() {
     if (page_ == nullptr) {
-      page_ = PieceStore<DevicePage>::of(where_.device).take(true);
-      page_->wait();
+      auto page = PieceStore<DevicePage>::of(where_.device).take(true);
+      page->wait();  // a page that cannot be waited for is freed
+      page_ = std::move(page);
     }
     waited_ = false;
     return *page_;

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "afflux/order.hpp"
@@ -29,17 +31,21 @@ class PieceStore {
     const std::lock_guard<std::mutex> lock(mutex);
     return stores->try_emplace(device).first->second;
   }
-  // Returns a piece. If all are in use, it waits for one, or returns null if it may not wait.
+  // Returns a piece. If all are in use, it waits for one; if it may not wait, it returns null then, or without memory
+  // for another piece.
   std::unique_ptr<Piece> take(bool may_wait) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (may_wait) freed_.wait(lock, [&] { return !free_.empty() || count_ < Piece::kMost; });
     if (free_.empty() && count_ == Piece::kMost) return nullptr;
-    if (free_.empty()) {
-      free_.reserve(count_ + 1);  // so that give_back never allocates
-      auto piece = std::make_unique<Piece>();
-      ++count_;
-      return piece;
-    }
+    if (free_.empty()) try {
+        free_.reserve(count_ + 1);  // so that give_back never allocates
+        auto piece = std::make_unique<Piece>();
+        ++count_;
+        return piece;
+      } catch (const std::bad_alloc&) {
+        if (may_wait) throw;
+        return nullptr;
+      }
     auto piece = std::move(free_.back());
     free_.pop_back();
     return piece;
@@ -66,10 +72,11 @@ class Ring {
   Ring(Executor& executor, std::int32_t device) : executor_(executor), store_(PieceStore<Piece>::of(device)) {
     pieces_.reserve(kMost);
   }
-  // After an error, copies from the caller's memory may still be in progress.
+  // After an error, copies from the caller's memory and kernels that read the pieces may still be in progress.
   ~Ring() {
     for (auto& piece : pieces_) {
       try {
+        if (std::uncaught_exceptions() > 0) executor_.mark(*piece);
         executor_.wait(*piece);
       } catch (...) {  // the device has failed; the next call says so
       }

@@ -306,6 +306,14 @@ def test_grids_of_every_size(codec):
     assert_encodes_alike(codec, np.ldexp(x, rng.integers(-140, 124, (4096, 1))).astype(np.float32).ravel())
 
 
+@needs_device
+@pytest.mark.parametrize("codec", [codecs.affine(bits) for bits in (8, 4, 2, 1)], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("size", [3, 130])
+def test_a_short_run_beyond_the_first_point_of_its_grid(codec, size):
+    """The least element follows a short run. Its code is not 0 if it is above 2^126, the largest first point."""
+    assert_encodes_alike(codec, np.linspace(1.5e38, 2e38, size, dtype=np.float32))
+
+
 def assert_encodes_alike(codec, x):
     row = np.full(codec.row_bytes(x.size), 0xA5, np.uint8)
     their_row, facts = put(row), ops.RowFacts(11, -1.0, 2.0)
