@@ -89,22 +89,32 @@ struct AffineCoder : Affine {
     block.most(high);
   }
 
-  // Returns the codes of a thread's four elements, one byte for each.
-  static AFFLUX_DEVICE std::uint32_t codes(const Tile& tile, int thread, const Vector4<float>& x,
+  // Returns the codes of a thread's four elements, one byte for each. After the end of a run with its own grid they are
+  // those of its least element.
+  static AFFLUX_DEVICE std::uint32_t codes(const Tile& tile, int thread, const Vector4<float>& x, float least,
                                            const formula::Grid& grid, std::uint64_t random, Vector4<float>& decoded) {
     const float top = formula::grid_top(kBits);
     const std::uint32_t low = static_cast<std::uint32_t>(random), high = static_cast<std::uint32_t>(random >> 32);
     const std::uint32_t first = static_cast<std::uint32_t>(thread % kWarp * kFour);
+    const bool clamp = !own(tile) || !tile.full;
+    const auto code_of = [&](float value, int j) {
+      const std::uint32_t dice =
+          formula::mixed(low + first * formula::kWeyl + static_cast<std::uint32_t>(j) * formula::kWeyl, high);
+      return formula::affine_code(formula::OneLane{}, value, grid.low, grid.per_step, top, clamp, dice, kBits);
+    };
     std::uint32_t word = 0;
     AFFLUX_UNROLL_ON_DEVICE
     for (int j = 0; j < kFour; ++j) {
-      const std::uint32_t dice =
-          formula::mixed(low + first * formula::kWeyl + static_cast<std::uint32_t>(j) * formula::kWeyl, high);
-      const std::uint32_t code =
-          formula::affine_code(formula::OneLane{}, x.at[j], grid.low, grid.per_step, top, !own(tile), dice, kBits);
+      const std::uint32_t code = code_of(x.at[j], j);
       decoded.at[j] = formula::affine_value(formula::OneLane{}, code, grid.low, grid.step);
       word |= code << (8 * j);
     }
+    if (!own(tile) || tile.full) return word;
+#if defined(__CUDACC__)
+#pragma unroll 1
+#endif
+    for (int j = 0; j < kFour; ++j)
+      if (follows(tile, thread, j)) word = (word & ~(0xFFu << (8 * j))) | code_of(least, j) << (8 * j);
     return word;
   }
 
@@ -118,11 +128,8 @@ struct AffineCoder : Affine {
       const RowHead& head = heads.renewed;
       const formula::Grid grid = own(tile) ? formula::grid_over(low[thread], high[thread], kBits)
                                            : formula::Grid{head.low, head.step, formula::per_step(head.step, kBits)};
-      Vector4<float> elements = x[thread];
-      AFFLUX_UNROLL_ON_DEVICE
-      for (int j = 0; j < kFour; ++j)  // the least element of a short run follows its end
-        if (own(tile) && follows(tile, thread, j)) elements.at[j] = low[thread];
-      words[thread] = codes(tile, thread, elements, grid, shared.random[k][thread / kWarp], decoded[thread]);
+      words[thread] =
+          codes(tile, thread, x[thread], low[thread], grid, shared.random[k][thread / kWarp], decoded[thread]);
       if (row != nullptr && own(tile) && thread % kWarp == 0 && has_run(tile, thread))
         *on_device<Grid>(row + grid_at(tile, thread)) = {grid.low, grid.step};
     });
