@@ -2,6 +2,7 @@
 
 import json
 import math
+import runpy
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -260,6 +261,13 @@ def test_oort_against_its_equations():
         loss[client], duration[client] = result.examples * (result.loss or 0), result.duration
         last[client] = arrivals + 1
     assert len(last) == 15
+
+
+@pytest.mark.parametrize("option", [{"epsilon": 2}, {"least": -1}, {"alpha": float("nan")}])
+def test_oort_refuses_options_out_of_range(option):
+    oort = runpy.run_path(OORT.removesuffix(":oort"))["oort"]
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        oort(4, np.random.default_rng(0), **option)
 
 
 def test_oort_finds_the_fast_clients_of_high_loss():

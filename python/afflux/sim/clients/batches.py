@@ -105,18 +105,18 @@ def resident(data: Any, device: str) -> Any:
     """Return a client's data set in the memory of a device; as it is if it gives single items, or has no room there."""
     if not gives_batches(data):
         return data
-    arrays = vars(data) if isinstance(data, Batched) else take(data, np.arange(len(data[1])))
-    if not has_room(arrays, device):
+    if not has_room(vars(data) if isinstance(data, Batched) else data, device):
         return data
-    return data.to(device) if isinstance(data, Batched) else on_device(arrays, device)
+    return data.to(device) if isinstance(data, Batched) else on_device(take(data, np.arange(len(data[1]))), device)
 
 
 def has_room(tree: Any, device: str) -> bool:
-    """Return whether a GPU has room for the tensors of the tree, half of its free memory at most; say it if not."""
-    size = sum(leaf.nbytes for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
-    if fits := 2 * size <= torch.cuda.mem_get_info(device)[0]:
+    """Return whether half of a GPU's memory stays free beside the arrays of the tree; say it if not."""
+    size = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(tree))
+    free, total = torch.cuda.mem_get_info(device)
+    if fits := free - size >= total / 2:
         return fits
-    note_once(f"examples stay on the host, and are copied batch by batch: {device} has not twice their memory free")
+    note_once(f"examples stay on the host, and are copied batch by batch: half of {device}'s memory is in use")
     return fits
 
 

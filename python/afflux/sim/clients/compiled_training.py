@@ -26,7 +26,7 @@ from torch.func import functional_call, grad_and_value
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from afflux.ops.errors import ConfigError
-from afflux.ops.validation import shortened
+from afflux.ops.validation import raise_if_from_signal, shortened
 from afflux.sim.clients.batches import note_once
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.workload.config import PROXIMAL, SimConfig
@@ -201,8 +201,8 @@ class GraphedStep:
 
         Args:
             model: its flat params and buffers are changed by each step.
-            required: whether a step that cannot be recorded is an error. If not, it is made by autograd, and so is one
-                whose graph gives other bits when it is recorded.
+            required: whether a step that cannot be recorded, or whose graph gives other bits when it is recorded, is an
+                error. If not, it is made by autograd.
         """
         self._model, self._required, self._most = model, required, MOST_GRAPHS
         self._pool: Any = None  # the memory of all graphs, because only one runs at a time
@@ -232,16 +232,19 @@ class GraphedStep:
         before = state()
         expected = state(eager(x, y))
         restore()
+        cause = None
         try:
+            if any(now is not then for now, then in zip(model.module.buffers(), changed[1:], strict=True)):
+                raise ConfigError("a step replaces a buffer of the module, which a graph would not see")
             replay = self.record(lambda: eager(x, y))
             restore()
-            same = all(map(torch.equal, state(replay()), expected))
-            problem = "" if same or self._required else "it gives other bits"
+            problem = "" if all(map(torch.equal, state(replay()), expected)) else "it gives other bits"
         except Exception as error:
-            problem = shortened(f"{type(error).__name__}: {error}")
-            if self._required:
-                raise ConfigError(f"the clients' step cannot be a CUDA graph: {problem}") from error
+            raise_if_from_signal(error)
+            problem, cause = shortened(f"{type(error).__name__}: {error}"), error
         restore()
+        if problem and self._required:
+            raise ConfigError(f"the clients' step cannot be a CUDA graph: {problem}") from cause
         if problem:
             self._most = 0
             note_once(f"the clients' steps are made one kernel at a time, without a CUDA graph: {problem}")

@@ -155,7 +155,7 @@ class Trainer:
         except Exception as error:
             raise_if_from_signal(error)
             failed = TrainingResult.failed(error, len(pulled))
-            expected = not isinstance(error, AffluxError | MemoryError)
+            expected = not isinstance(error, AffluxError | MemoryError | torch.cuda.OutOfMemoryError)
             if expected and self._config.faults == "record":
                 return failed
             error.add_note(f"while client {client} trained")
