@@ -31,13 +31,11 @@ class Oort:
     quantile: float
 
     def __post_init__(self):
-        """Begin without any result."""
+        """Check the options, and begin without any result."""
         shares = (self.epsilon, self.decay, self.least, self.cutoff, self.quantile)
         if not (all(0 <= share <= 1 for share in shares) and 0 <= self.alpha < np.inf):
-            raise ValueError(
-                "oort: epsilon, decay, least, cutoff and quantile are from 0 to 1, and alpha is at least 0"
-            )
-        # Of each client: examples times loss, duration, and the number of its last arrival, 0: none.
+            raise ValueError("oort: options are shares from 0 to 1, but alpha is at least 0")
+        # Of each client: examples times loss, duration, number of its last arrival, 0: none.
         self.loss, self.duration, self.last = np.zeros((3, self.num_clients))
         self.arrivals = 0
 
