@@ -34,7 +34,6 @@ from bench.rows.mf_ca2fl import MF_CA2FL
 from bench.rows.wkafl import WKAFL
 from bench.spec import inputs
 from bench.spec.arrays import Gpu
-from bench.spec.columns import Line
 from bench.spec.contender import Contender, Round
 from bench.spec.inputs import Case, Inputs
 from bench.spec.optional_torch import torch
@@ -123,15 +122,6 @@ def kernels_alone(timed: Timed, calls: int = 4) -> dict[str, float]:
     return {name: seconds for name, seconds in spent.items() if seconds > 0}
 
 
-def with_kernels(line: Line, kernels: dict[str, float]) -> Line:
-    """Return a line of the results with the time of its kernels, and the bandwidth and share of the limit in it."""
-    alone = sum(kernels.values())
-    if not alone:
-        return line
-    gbps = line["bytes"] / alone / 1e9
-    return line | {"kernels": kernels, "alone": alone, "percent_alone": 100 * gbps / line["limit"]}
-
-
 def contenders(row: Row, compiled: bool) -> list[Contender]:
     """Return the contenders of a row that can run on the GPU."""
     able = [c for c in row.contenders if not c.numpy and (compiled or not c.compiles)]
@@ -208,18 +198,15 @@ def fitting(rows: Sequence[Row], d: int, compiled: bool) -> int:
 def execute(case: Case, rows: Sequence[Row], place: Gpu, repeats: int, compiled: bool, failed: list[str]) -> Any:
     """Measure these rows in this case; the contenders of a row are freed before the next row's are made."""
     shared = inputs.make(case, COPIED, place)
-    tried, timed_all, alone = probed(case, shared), [], {}
+    tried, timed_all = probed(case, shared), []
     for row in rows:
         own = entrants(case, row, shared, compiled, failed)
         measure_groups([[timed] for timed in (*own, *tried)], repeats, clock=events)
         for timed in own:
-            alone[row.name, timed.name] = kernels_alone(timed)
+            timed.kernels = kernels_alone(timed)
             timed.sample = timed.prepare = lambda k: None  # frees their memory; the figures stay
         timed_all += own
-    found = report.of_case(case, list(rows), tried, timed_all)
-    for name, lines in found["rows"].items():
-        found["rows"][name] = [with_kernels(line, alone[name, line["name"]]) for line in lines]
-    return found
+    return report.of_case(case, list(rows), tried, timed_all)
 
 
 def run(

@@ -46,6 +46,7 @@ class Timed:
     rest: float = REST  #: seconds of rest before the next contender runs
     after: Callable[[Any], Arrays] = lambda result: {}  #: the outputs, given what the last run of a sample returned
     first: float = 0  #: seconds of its first run
+    kernels: dict[str, float] = field(default_factory=dict)  #: seconds of each kernel of a run on a GPU
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
@@ -61,6 +62,11 @@ class Timed:
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
+
+    @property
+    def alone(self) -> float | None:
+        """The seconds of the kernels of a run on a GPU, without the host's."""
+        return sum(self.kernels.values()) or None
 
     @property
     def gbps(self) -> float:

@@ -90,7 +90,7 @@ def trained(device, data, module=None, shifts=(None, None), task="images", **set
     """Two trainings, the second from the model of the first."""
     module = build_model("ca2fl-cnn", (3, 16, 16), 10, 0) if module is None else module()
     model = FlatModel(module, device=device)
-    config = SimConfig(task=task, batch_size=8, client_lr=0.1, **({"local_epochs": 2} | settings))
+    config = SimConfig(task=task, batch_size=8, **({"client_lr": 0.1, "local_epochs": 2} | settings))
     trainer = Trainer(model, data, Task(lambda: module, data, Classification(*data[0])), config)
     params, buffers, trainings = model.initial_params.copy(), model.initial_buffers, []
     with reproducible_libraries():
@@ -183,6 +183,12 @@ class Replacing(torch.nn.Linear):
 def test_a_buffer_that_is_replaced_is_no_part_of_a_graph(device):
     own = {"module": Replacing, "task": "python:own", "local_epochs": 0, "local_steps": 5}
     check_refused("a step replaces a buffer", trained, device, images_of([24]), compile=True, **own)
+
+
+def test_a_client_diverges_while_its_step_is_recorded(device):
+    """Losses that are NaN in both are the same bits: a faulty client, and no error of the graph."""
+    trainings, _ = trained(device, images_of([40, 40]), compile=True, client_lr=1e30)
+    assert [np.isfinite(one.update).any() for one in trainings] == [False, False]
 
 
 def test_a_run_records_a_limited_number_of_shapes(device, monkeypatch):

@@ -130,7 +130,7 @@ def test_each_client_optimizer_is_its_formula(change):
 
 def test_scaffolds_shift_is_added_to_every_gradient():
     shard = np.arange(30)
-    worker, params = trainer(CONFIG, [shard])
+    worker, params = trainer(replace(CONFIG, client_optimizer="scaffold"), [shard])
     shift = generator(8).standard_normal(D).astype(np.float32)
     with reproducible_libraries():
         ours = worker.train(0, params, generator(3), shift)

@@ -55,29 +55,29 @@ _LOGGER = logging.getLogger("afflux")
 _GIVEN_OTHERWISE = ("task", "data", "data_dir", "model", "partition", "alpha", "classes", "num_clients")
 
 
-def checked_settings(config: SimConfig, given: Iterable[str], rules: list[RuleSpec]) -> SimConfig:
+def checked_settings(config: SimConfig, names: Iterable[str], rules: list[RuleSpec]) -> SimConfig:
     """Return the settings of a task by its name; by default the delays are those of the task itself, if it has some.
 
     Args:
         config: the settings.
-        given: the names of those that were given.
+        names: of the settings that the user set.
         rules: of the runs.
 
     Raises:
-        ConfigError: a setting was given that no run reads.
+        ConfigError: a setting was set that no run reads.
     """
-    given = list(given)
-    config.refuse_unread(given)
-    config.refuse(given, unread_by_rules(rules))
-    read_by_task = [name for name in given if name in (*OF_FUNCTION, *OF_TRAINING)]
+    user_set = list(names)
+    config.refuse_unread(user_set)
+    config.refuse(user_set, unread_by_rules(rules))
+    read_by_task = [name for name in user_set if name in (*OF_FUNCTION, *OF_TRAINING)]
     # Settings that differ from their defaults are checked when a run makes its task.
     unchecked = config.task != IMAGES and set(read_by_task) - set(config.changed())
-    own = config.task.partition(":")[0] not in (IMAGES, PAPERS, LORA)
-    free = own and config.delays == SimConfig.delays and "delays" not in given
-    if not unchecked and not free:
+    is_user_task = config.task.partition(":")[0] not in (IMAGES, PAPERS, LORA)
+    takes_delays = is_user_task and config.delays == SimConfig.delays and "delays" not in user_set
+    if not unchecked and not takes_delays:
         return config
     task = build_task(config, read_by_task)
-    return replace(config, delays=DELAYS_OF_TASK) if free and task.delays is not None else config
+    return replace(config, delays=DELAYS_OF_TASK) if takes_delays and task.delays is not None else config
 
 
 class Simulation:

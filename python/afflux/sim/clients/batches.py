@@ -103,9 +103,7 @@ def gives_batches(data: Any) -> bool:
 
 def resident(data: Any, device: str) -> Any:
     """Return a client's data set in the memory of a device; as it is if it gives single items, or has no room there."""
-    if not gives_batches(data):
-        return data
-    if not has_room(vars(data) if isinstance(data, Batched) else data, device):
+    if not gives_batches(data) or not has_room(vars(data) if isinstance(data, Batched) else data, device):
         return data
     return data.to(device) if isinstance(data, Batched) else on_device(take(data, np.arange(len(data[1]))), device)
 
@@ -114,10 +112,10 @@ def has_room(tree: Any, device: str) -> bool:
     """Return whether half of a GPU's memory stays free beside the arrays of the tree; say it if not."""
     size = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(tree))
     free, total = torch.cuda.mem_get_info(device)
-    if fits := free - size >= total / 2:
-        return fits
+    if free - size >= total / 2:
+        return True
     note_once(f"examples stay on the host, and are copied batch by batch: half of {device}'s memory is in use")
-    return fits
+    return False
 
 
 @cache

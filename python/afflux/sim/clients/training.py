@@ -104,7 +104,9 @@ class Trainer:
         if config.compile and self._training is not None:
             raise ConfigError("the task has a training function of its own, which compile does not support")
         self._resident: dict[int, Any] = {}
-        self._pulled, self._shift = torch.zeros_like(model.flat), torch.zeros_like(model.flat)
+        # A vector that no term reads is the model's own: nothing is allocated for it.
+        self._pulled = torch.zeros_like(model.flat) if config.client_optimizer in PROXIMAL else model.flat
+        self._shift = torch.zeros_like(model.flat) if config.client_optimizer == "scaffold" else model.flat
         self._terms: Sequence[GradientTerm] = ()
         self._compiled: CompiledStep | None = None
         # Networks of the package do the same each time; another module may not, unless the setting says so.
@@ -260,7 +262,8 @@ class Trainer:
         if config.client_optimizer in PROXIMAL:
             start.copy_(self._model.flat)
             terms.append(lambda gradient, local: gradient.add_(local - start, alpha=config.mu))
-        if shift is not None:
+        if config.client_optimizer == "scaffold":
+            assert shift is not None
             own_shift.copy_(torch.from_numpy(shift))
             terms.append(lambda gradient, local: gradient.add_(own_shift))
         return terms

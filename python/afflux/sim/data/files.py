@@ -196,8 +196,8 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             raise bad_file(path, f"has the shape {shape}", f"at most {MOST_BYTES} bytes")
         values = _at_most(file, size + 1)
     if len(values) != size:
-        found = f"has {'more than ' * (len(values) > size)}{min(len(values), size)} bytes after its header"
-        raise bad_file(path, found, f"{size} bytes for the shape {shape}")
+        length = f"{'more than ' * (len(values) > size)}{min(len(values), size)}"
+        raise bad_file(path, f"has {length} bytes after its header", f"{size} bytes for the shape {shape}")
     return np.frombuffer(values, np.uint8).reshape(shape)
 
 
