@@ -45,11 +45,7 @@ struct ApplyBody {
 
   template <class Block>
   AFFLUX_DEVICE void operator()(const Block& block, Shared&) const {
-    block.each([&](int thread) {
-      const std::int64_t begin = block.index * kTile + thread * kFour;
-      if (begin < sweep.pass.params.size)
-        with_span(begin, sweep.pass.params.size, sweep.aligned, [&](const auto& span) { elements(span); });
-    });
+    each_four<ApplyBody>(block, sweep.pass.params.size, sweep.aligned, [&](const auto& span) { elements(span); });
   }
 };
 

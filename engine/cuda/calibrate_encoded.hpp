@@ -152,13 +152,9 @@ struct RenewBody {
   template <class Block>
   AFFLUX_DEVICE void operator()(const Block& block, Shared&) const {
     const Pass& pass = sweep.pass;
-    block.each_alone([&](int thread) {
-      const std::int64_t begin = block.index * kTile + thread * kFour;
-      if (begin >= pass.params.size) return;
-      with_span(begin, pass.params.size, sweep.aligned, [&](const auto& span) {
-        Doubles v{};
-        if (!renew<P, U>(pass, sweep.renewal, nullptr, span, v)) *sweep.sound = 0;
-      });
+    each_four<RenewBody>(block, pass.params.size, sweep.aligned, [&](const auto& span) {
+      Doubles v{};
+      if (!renew<P, U>(pass, sweep.renewal, nullptr, span, v)) *sweep.sound = 0;
     });
   }
 };

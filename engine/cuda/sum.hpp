@@ -133,10 +133,7 @@ struct SumBody {
 
   template <class Block>
   AFFLUX_DEVICE void operator()(const Block& block, Shared&) const {
-    block.each_in_warp([&](int thread) {
-      const std::int64_t begin = block.index * kTile + thread * kFour;
-      if (begin < size) with_span(begin, size, aligned, [&](const auto& span) { elements(span); });
-    });
+    each_four<SumBody>(block, size, aligned, [&](const auto& span) { elements(span); });
   }
 };
 

@@ -135,4 +135,13 @@ AFFLUX_DEVICE void with_span(std::int64_t begin, std::int64_t size, bool aligned
     body(Span<false>{begin, begin + kFour <= size ? kFour : begin < size ? static_cast<int>(size - begin) : 0});
 }
 
+// Calls body(span) for the four elements of each thread of a block of Kernel, whose blocks have a tile each.
+template <class Kernel, class Block, class Body>
+AFFLUX_DEVICE void each_four(const Block& block, std::int64_t size, bool aligned, const Body& body) {
+  block.each_alone([&](int thread) {
+    const std::int64_t begin = block.index * Kernel::kTile + thread * kFour;
+    if (begin < size) with_span(begin, size, aligned, body);
+  });
+}
+
 }  // namespace afflux::cuda
