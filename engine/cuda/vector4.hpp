@@ -135,8 +135,8 @@ AFFLUX_DEVICE void with_span(std::int64_t begin, std::int64_t size, bool aligned
     body(Span<false>{begin, begin + kFour <= size ? kFour : begin < size ? static_cast<int>(size - begin) : 0});
 }
 
-// Calls body(span) for the four elements of each thread of a block of Kernel, whose blocks have a tile each. Without the
-// warp's barrier at its end nvcc 13.0 spills registers of the kernels for float64 params on devices of 8.0.
+// Calls body(span) for the four elements of each thread of a block of Kernel, whose blocks have a tile each. Without
+// the warp's barrier at its end nvcc 13.0 spills registers of the kernels for float64 params on devices of 8.0.
 template <class Kernel, class Block, class Body>
 AFFLUX_DEVICE void each_four(const Block& block, std::int64_t size, bool aligned, const Body& body) {
   block.each_in_warp([&](int thread) {
