@@ -2,7 +2,13 @@
 
 #include <pybind11/numpy.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include "ledger.hpp"
+#include "values.hpp"
 
 namespace py = pybind11;
 
@@ -31,22 +37,47 @@ double real_at(PyObject* tuple, Py_ssize_t place) {
   return value;
 }
 
-// Returns the columns of afflux/_engine.pyi. The indices are those of aggregation.arrivals.PendingArrival.
-py::tuple columns(const py::list& arrivals, std::int64_t version) {
-  for (const py::handle arrival : arrivals)
-    if (!PyTuple_Check(arrival.ptr()) || PyTuple_GET_SIZE(arrival.ptr()) < 11)
-      throw py::type_error("columns takes a list of PendingArrival");
+// Returns the arrivals in canonical order: by client (integers before texts), version pulled, and join.
+py::list ordered(const py::list& waiting) {
+  struct Place {
+    control::Id client;
+    std::int64_t version, join;
+    py::handle arrival;
+    bool operator<(const Place& other) const {
+      return std::tie(client, version, join) < std::tie(other.client, other.version, other.join);
+    }
+  };
+  std::vector<Place> places;
+  for (const py::handle arrival : waiting) {
+    check_tuple(arrival, kArrival, "an arrival");
+    places.push_back({id_of(item(arrival, kClient)), integer_at(arrival.ptr(), kVersion),
+                      integer_at(arrival.ptr(), kJoin), arrival});
+  }
+  std::sort(places.begin(), places.end());
+  py::list arrivals(places.size());
+  for (std::size_t i = 0; i < places.size(); ++i) arrivals[i] = places[i].arrival;
+  return arrivals;
+}
+
+// Returns the columns of afflux/_engine.pyi.
+py::tuple columns(const py::list& waiting, std::int64_t version) {
+  const py::list arrivals = ordered(waiting);
   py::tuple clients(arrivals.size());
-  for (std::size_t i = 0; i < arrivals.size(); ++i)
-    clients[i] = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(PyList_GET_ITEM(arrivals.ptr(), i), 0));
-  return py::make_tuple(
-      clients, column<std::int64_t>(arrivals, [](PyObject* arrival) { return integer_at(arrival, 1); }),
-      column<std::int64_t>(arrivals, [version](PyObject* arrival) { return version - integer_at(arrival, 1); }),
-      column<std::int64_t>(arrivals, [](PyObject* arrival) { return integer_at(arrival, 2); }),
-      column<double>(arrivals, [](PyObject* arrival) { return real_at(arrival, 3); }),
-      column<double>(arrivals, [](PyObject* arrival) { return real_at(arrival, 4); }),
-      column<std::int64_t>(arrivals, [](PyObject* arrival) { return integer_at(arrival, 8); }),
-      column<std::int64_t>(arrivals, [](PyObject* arrival) { return integer_at(arrival, 10); }));
+  py::list slots(arrivals.size());
+  for (std::size_t i = 0; i < arrivals.size(); ++i) {
+    const py::handle arrival = PyList_GET_ITEM(arrivals.ptr(), static_cast<Py_ssize_t>(i));
+    clients[i] = item(arrival, kClient);
+    slots[i] = item(arrival, kSlot);
+  }
+  const auto integers = [&](Fact fact) {
+    return column<std::int64_t>(arrivals, [fact](PyObject* arrival) { return integer_at(arrival, fact); });
+  };
+  const auto reals = [&](Fact fact) {
+    return column<double>(arrivals, [fact](PyObject* arrival) { return real_at(arrival, fact); });
+  };
+  const auto staleness = [version](PyObject* arrival) { return version - integer_at(arrival, kVersion); };
+  return py::make_tuple(arrivals, slots, clients, integers(kVersion), column<std::int64_t>(arrivals, staleness),
+                        integers(kExamples), reals(kLoss), reals(kNorm), integers(kLocalSteps), integers(kJoin));
 }
 
 }  // namespace

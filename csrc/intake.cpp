@@ -1,6 +1,8 @@
 // The pushes of plain vectors: the check of the arguments, the sweep that copies the vector, and the join.
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +15,7 @@
 #include "numpy_array.hpp"
 #include "parts.hpp"
 #include "release.hpp"
+#include "shared_memory.hpp"
 
 namespace py = pybind11;
 
@@ -99,22 +102,104 @@ py::handle Ledger::vector_of(std::size_t kind, py::handle update, py::handle gra
   return vectors[kind];
 }
 
-py::object Ledger::lend(py::handle client, py::handle version, py::handle update, py::handle gradient, py::handle model,
-                        py::handle num_examples, py::handle loss, py::handle conversion) const {
-  if (!intake_ || is_none(intake_->borders) || !is_plain(client, version, num_examples, loss)) return py::none();
-  const std::size_t given = is_none(conversion) ? intake_->wanted : Intake::kModel;
-  const py::handle vector = vector_of(given, update, gradient, model);
+// Reads (client, version, vector), or a dict of at most a client or a task, a version, vectors, num_examples and a
+// loss. Returns nothing for an entry that is left to Python. `wanted`: the kind of the vector of a tuple.
+std::optional<Given> Given::in(py::handle entry, std::size_t wanted) {
+  Given given;
+  if (PyTuple_CheckExact(entry.ptr()) && PyTuple_GET_SIZE(entry.ptr()) == 3) {
+    given.client = held(item(entry, 0));
+    given.version = held(item(entry, 1));
+    given.vectors[wanted] = held(item(entry, 2));
+    return given;
+  }
+  if (!PyDict_CheckExact(entry.ptr())) return {};
+  const std::pair<const char*, py::object*> fields[] = {{"client", &given.client},
+                                                        {"task", &given.task},
+                                                        {"version", &given.version},
+                                                        {"update", &given.vectors[0]},
+                                                        {"model", &given.vectors[2]},
+                                                        {"gradient", &given.vectors[1]},
+                                                        {"num_examples", &given.num_examples},
+                                                        {"loss", &given.loss}};
+  PyObject *name = nullptr, *value = nullptr;
+  for (Py_ssize_t place = 0; PyDict_Next(entry.ptr(), &place, &name, &value) != 0;) {
+    if (!PyUnicode_CheckExact(name)) return {};
+    const auto* const field = std::find_if(std::begin(fields), std::end(fields), [name](const auto& each) {
+      return PyUnicode_CompareWithASCIIString(name, each.first) == 0;
+    });
+    if (field == std::end(fields)) return {};
+    *field->second = held(value);
+  }
+  return given;
+}
+
+// Returns the version that the client of a push has pulled; None if it is not held.
+py::object Ledger::pulled_by(const Given& given) const {
+  static const Name copied("copied");
+  if (is_exactly(given.version, intake_->pulled)) return given.version;
+  if (is_exactly(given.task, intake_->task))
+    if (py::object copy = copied.of(given.task); !is_none(copy)) return copy;
+  return count_of(given.version) == version() ? now_.current : base(given.version);
+}
+
+// Returns (the facts of a push, the id of its task or None), whose arrays the round reads where they are. Returns None
+// for a push that is left to Python. `base` and `conversion` are those of the push before.
+py::object Ledger::lent(const Given& arguments, py::object& base, py::object& conversion) const {
+  static const Name id("id"), client_id("client_id"), version("version"), params("params");
+  Given given = arguments;
+  py::object task = py::none(), pulled = given.version;
+  if (!is_none(given.task)) {
+    const bool is_id = PyUnicode_CheckExact(given.task.ptr()) != 0;
+    if (!is_id && !is_exactly(given.task, intake_->task)) return py::none();
+    task = is_id ? given.task : id.of(given.task);
+    const py::object opened = this->opened(task);
+    if (is_none(opened) || !is_none(given.client) || !is_none(given.version)) return py::none();
+    given.client = client_id.of(opened);
+    given.version = pulled = version.of(opened);
+  } else if (is_exactly(pulled, intake_->pulled)) {
+    pulled = version.of(pulled);
+  }
+  if (!is_plain(given.client, pulled, given.num_examples, given.loss)) return py::none();
+  const bool converts = intake_->wanted == 0 && !is_none(given.vectors[Intake::kModel]);
+  const std::size_t kind = converts ? Intake::kModel : intake_->wanted;
+  const py::handle vector = vector_of(kind, given.vectors[0], given.vectors[1], given.vectors[2]);
+  if (converts) {
+    py::object own = pulled_by(given);
+    if (is_none(own)) return py::none();
+    if (!own.is(base)) conversion = py::make_tuple("model", "update", params.of(own), 1.0);
+    base = std::move(own);
+  }
   const auto array = numpy_array(vector, false);
   const bool is_flat = array && array->dimensions == 1 && array->shape[0] == intake_->size && is_none(intake_->table);
   const py::object arrays = is_flat ? py::make_tuple(vector)
                             : array ? py::none()
-                                    : intake_->arrays_of(vector, given == Intake::kModel);
+                                    : intake_->arrays_of(vector, kind == Intake::kModel);
   if (is_none(arrays)) return py::none();
-  const auto parts = [&] {
-    return std::make_unique<PartsObject>(arrays, intake_->borders, held(conversion), intake_->dtype);
-  };
-  const py::object slot = py::cast(parts()), extremes = owned(PyTuple_Pack(2, texts->nan.ptr(), texts->nan.ptr()));
-  return pushed(client, version, num_examples, loss, texts->nan, slot, extremes);
+  const PartsObject& like = *PartsObject::in(intake_->parts);
+  const py::object slot = py::cast(std::make_unique<PartsObject>(like, arrays, converts ? conversion : py::none())),
+                   extremes = owned(PyTuple_Pack(2, texts->nan.ptr(), texts->nan.ptr()));
+  return py::make_tuple(pushed(given.client, pulled, given.num_examples, given.loss, texts->nan, slot, extremes), task);
+}
+
+py::object Ledger::lend(py::handle entries) const {
+  if (!intake_ || is_none(intake_->parts) || !PyList_CheckExact(entries.ptr())) return py::none();
+  py::list pushes, arrays;
+  py::object base = py::none(), conversion = py::none();
+  py::set tasks;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entries.ptr()); ++i) {
+    const py::object entry = held(PyList_GET_ITEM(entries.ptr(), i));
+    const std::optional<Given> given = Given::in(entry, intake_->wanted);
+    const py::object push = given ? lent(*given, base, conversion) : py::none();
+    if (is_none(push)) return py::none();
+    if (const py::handle task = item(push, 1); !is_none(task)) {
+      if (tasks.contains(task)) return py::none();  // only one of them joins
+      tasks.add(task);
+    }
+    pushes.append(push);
+    arrays.append(py::list(PartsObject::in(item(item(push, 0), kSlot))->arrays));
+  }
+  if (shared_memory(arrays)) return py::none();  // Python finds out which
+  return std::move(pushes);
 }
 
 py::object Ledger::push(py::handle client, py::handle version, py::handle update, py::handle gradient, py::handle model,
@@ -127,7 +212,7 @@ py::object Ledger::push(py::handle client, py::handle version, py::handle update
 }
 
 void Ledger::take_vectors(py::handle intake) {
-  check_tuple(intake, 10, "an intake");
+  check_tuple(intake, 11, "an intake");
   const auto kind = item(intake, 0).cast<std::string>();
   intake_ = Intake{kind == "update"     ? std::size_t{0}
                    : kind == "gradient" ? std::size_t{1}
@@ -140,7 +225,8 @@ void Ledger::take_vectors(py::handle intake) {
                    py::tuple(pools_of(item(intake, 6))),
                    held(item(intake, 7)),
                    held(item(intake, 8)),
-                   held(item(intake, 9))};
+                   held(item(intake, 9)),
+                   held(item(intake, 10))};
 }
 
 }  // namespace afflux::python

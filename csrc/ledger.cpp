@@ -56,6 +56,15 @@ std::int64_t size_of(py::handle sized) {
 // References that a decision drops beside those of arrivals and versions.
 constexpr std::size_t kFewReferences = 8;
 
+py::object object_of(const control::Id& id) {
+  if (const auto* const number = std::get_if<std::int64_t>(&id)) return integer(*number);
+  if (const auto* const number = std::get_if<std::uint64_t>(&id)) return owned(PyLong_FromUnsignedLongLong(*number));
+  const auto& text = std::get<std::string>(id);
+  return owned(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
+}
+
+}  // namespace
+
 control::Id id_of(py::handle client) {
   if (const auto number = plain_int(client)) return *number;
   if (PyLong_CheckExact(client.ptr())) {
@@ -65,15 +74,6 @@ control::Id id_of(py::handle client) {
   }
   return text_of_id(client);
 }
-
-py::object object_of(const control::Id& id) {
-  if (const auto* const number = std::get_if<std::int64_t>(&id)) return integer(*number);
-  if (const auto* const number = std::get_if<std::uint64_t>(&id)) return owned(PyLong_FromUnsignedLongLong(*number));
-  const auto& text = std::get<std::string>(id);
-  return owned(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
-}
-
-}  // namespace
 
 // Entries that a decision appends to lists. They are taken back unless the decision is made.
 class Ledger::Entries {
@@ -157,8 +157,8 @@ int Ledger::traverse(visitproc visit, void* argument) const {
                                       &classes_.state, &classes_.passes, &mutex_, &failure_})
     each(*reference);
   if (intake_)
-    for (const py::object* reference :
-         std::initializer_list<const py::object*>{&intake_->pools, &intake_->table, &intake_->borders, &intake_->dtype})
+    for (const py::object* reference : std::initializer_list<const py::object*>{
+             &intake_->pools, &intake_->table, &intake_->parts, &intake_->pulled, &intake_->task})
       each(*reference);
   now_.for_each(each);
   if (decided_) decided_->objects.for_each(each);
@@ -320,10 +320,6 @@ py::object Ledger::receipt(const control::Decision& decision) const {
 // Deciding
 
 bool Ledger::late() const { return flush_after_ && filled() > 0 && now() - state().since > *flush_after_; }
-
-bool Ledger::fills(py::handle status) const {
-  return control::fills(status_of(status), filled(), state().round_size());
-}
 
 bool Ledger::has_room() const {
   if (in_passes() && left_in_pass() == 0) return false;
@@ -495,6 +491,19 @@ py::object Ledger::joined(py::handle pushed, py::handle staged_row, py::handle t
   if (decision.status != Status::joined && !any_status) return py::none();
   if (decision.status == Status::joined && !has_room() && !contains(now_.rows.slots, client)) return py::none();
   return admit(pushed, push, decision, staged_row, task, nullptr, decided, dropped);
+}
+
+// Decides about all pushes that were lent for a step, in a draft; returns their receipts. Returns None if one of them
+// needs a look by Python: then the draft is void.
+py::object Ledger::join_all(py::handle lent) {
+  py::list receipts;
+  for (const py::handle push : lent) {
+    check_tuple(push, 2, "a push of a step");
+    const py::object receipt = joined(item(push, 0), py::none(), item(push, 1), py::none(), /*any_status=*/true);
+    if (is_none(receipt)) return py::none();
+    receipts.append(receipt);
+  }
+  return std::move(receipts);
 }
 
 void Ledger::count_push(py::handle status, py::handle task, py::handle fault, py::handle receipt, py::handle decided) {

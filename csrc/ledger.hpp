@@ -44,6 +44,9 @@ enum Fact : std::size_t {
 extern std::optional<double> fixed_time;
 double now();
 
+// Returns the id of a client: an int of 64 bits, signed or unsigned, or a str.
+control::Id id_of(pybind11::handle client);
+
 using control::Counts, control::Status, control::kStatuses;  // see aggregation.reports.Status
 // The number of newest faults that are kept.
 constexpr std::size_t kMostFaults = 1000;
@@ -54,7 +57,7 @@ struct Texts {
                                                 "empty",  "expired",  "faulty",     "refused"};
   pybind11::str pushed{"pushed"}, nothing{""}, entered{"has entered in this pass"};
   pybind11::tuple empty;  // no reports, and no facts
-  pybind11::int_ zero{0};
+  pybind11::int_ zero{0}, one{1};
   pybind11::object nan = pybind11::module_::import("math").attr("nan");  // one object: entries of logs are compared
 };
 inline const Texts* texts = nullptr;
@@ -123,14 +126,23 @@ struct Intake {
   std::int64_t size;
   int num_threads;
   double max_abs, max_norm;
-  double most_squares;     // the largest sum of squares for which inner products cannot overflow
-  pybind11::tuple pools;   // of slots
-  pybind11::object table;  // the ArrayTable of trees, or None: they are left to Python
-  // Of the parts that a step reads in place: the borders, or None: there are no such parts; and the dtype.
-  pybind11::object borders, dtype;
+  double most_squares;            // the largest sum of squares for which inner products cannot overflow
+  pybind11::tuple pools;          // of slots
+  pybind11::object table;         // the ArrayTable of trees, or None: they are left to Python
+  pybind11::object parts;         // without arrays: those of vectors that a step reads in place; None: it reads none
+  pybind11::object pulled, task;  // the classes of versions and of tasks
 
   static constexpr std::size_t kModel = 2;
   pybind11::object arrays_of(pybind11::handle tree, bool is_model) const;
+};
+
+// The arguments of a push of a step.
+struct Given {
+  static std::optional<Given> in(pybind11::handle entry, std::size_t wanted);
+
+  pybind11::object task = pybind11::none(), client = pybind11::none(), version = pybind11::none(),
+                   num_examples = texts->one, loss = pybind11::none();
+  std::array<pybind11::object, 3> vectors{pybind11::none(), pybind11::none(), pybind11::none()};
 };
 
 class Ledger {
@@ -150,13 +162,12 @@ class Ledger {
   pybind11::object push(pybind11::handle client, pybind11::handle version, pybind11::handle update,
                         pybind11::handle gradient, pybind11::handle model, pybind11::handle num_examples,
                         pybind11::handle loss);
-  pybind11::object lend(pybind11::handle client, pybind11::handle version, pybind11::handle update,
-                        pybind11::handle gradient, pybind11::handle model, pybind11::handle num_examples,
-                        pybind11::handle loss, pybind11::handle conversion) const;
+  pybind11::object lend(pybind11::handle entries) const;
   pybind11::object join(pybind11::handle pushed, pybind11::handle staged_row, pybind11::handle task,
                         pybind11::handle decided) {
     return joined(pushed, staged_row, task, decided, /*any_status=*/true);
   }
+  pybind11::object join_all(pybind11::handle lent);
   pybind11::object decide(pybind11::handle client, pybind11::handle version) const;
   pybind11::object record(pybind11::handle pushed, pybind11::handle staged_row, pybind11::handle task,
                           pybind11::handle round, pybind11::handle decided);
@@ -198,7 +209,6 @@ class Ledger {
   pybind11::object snapshot() const;
   pybind11::object decided_snapshot() const { return decided_ ? snapshot(*decided_) : pybind11::none(); }
   pybind11::object arrivals() const { return list_of(now_.waiting); }
-  bool fills(pybind11::handle status) const;
   bool has_room() const;
 
   // The attributes of Python.
@@ -210,6 +220,7 @@ class Ledger {
   pybind11::object next_rule() const { return now_.next_rule; }
   pybind11::object rows() const { return now_.rows.cache; }
   std::int64_t filled() const { return state().buffer.filled(); }
+  std::int64_t round_size() const { return state().round_size(); }
   pybind11::object last_slot() const;
   pybind11::object round() const { return now_.round; }
   std::int64_t number() const { return state().number; }
@@ -263,6 +274,8 @@ class Ledger {
   static pybind11::object pushed(pybind11::handle client, pybind11::handle version, pybind11::handle num_examples,
                                  pybind11::handle loss, pybind11::handle norm, pybind11::handle slot,
                                  pybind11::handle extremes);
+  pybind11::object lent(const Given& given, pybind11::object& base, pybind11::object& conversion) const;
+  pybind11::object pulled_by(const Given& given) const;
   pybind11::object taken_in(pybind11::handle client, pybind11::handle version, pybind11::handle vector,
                             pybind11::handle num_examples, pybind11::handle loss) const;
   const control::State& state() const { return draft_ ? *draft_ : control_->state(); }

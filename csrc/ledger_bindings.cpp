@@ -52,6 +52,7 @@ void bind_ledger(py::module_& module) {
   add_method<&Ledger::push>(type, "push");
   add_method<&Ledger::lend>(type, "lend");
   add_method<&Ledger::join>(type, "join");
+  add_method<&Ledger::join_all>(type, "join_all");
   add_method<&Ledger::decide>(type, "decide");
   add_method<&Ledger::record>(type, "record");
   add_method<&Ledger::count_push>(type, "count_push");
@@ -84,7 +85,6 @@ void bind_ledger(py::module_& module) {
   add_method<&Ledger::put_back_base>(type, "put_back_base");
   add_method<&Ledger::arrivals>(type, "arrivals");
   add_method<&Ledger::has_entered>(type, "has_entered");
-  add_method<&Ledger::fills>(type, "fills");
   add_attribute<static_cast<py::object (Ledger::*)() const>(&Ledger::snapshot)>(type, "state");
   add_attribute<&Ledger::decided_snapshot>(type, "decided_state");
   add_attribute<&Ledger::has_room>(type, "has_room");
@@ -96,6 +96,7 @@ void bind_ledger(py::module_& module) {
   add_attribute<&Ledger::next_rule>(type, "next_rule");
   add_attribute<&Ledger::rows>(type, "rows");
   add_attribute<&Ledger::filled>(type, "filled");
+  add_attribute<&Ledger::round_size>(type, "round_size");
   add_attribute<&Ledger::last_slot>(type, "last_slot");
   add_attribute<&Ledger::round>(type, "round");
   add_attribute<&Ledger::number>(type, "number");

@@ -64,6 +64,9 @@ PartsObject::PartsObject(const py::object& arrays, const py::object& borders, co
       conversion(conversion),
       dtype(type_of_dtype(dtype)) {}
 
+PartsObject::PartsObject(const PartsObject& like, const py::object& arrays, const py::object& conversion)
+    : arrays(tuple_of_arrays(arrays)), borders(like.borders), conversion(conversion), dtype(like.dtype) {}
+
 Converted::Converted(const char* op, const py::object& conversion) {
   if (conversion.is_none()) return;
   using Facts = std::tuple<std::string, std::string, py::object, double>;

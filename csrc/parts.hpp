@@ -16,6 +16,7 @@ struct PartsObject {
   // Throws Error unless `arrays` is a list or a tuple, and `borders` a vector of int64, which is copied.
   PartsObject(const pybind11::object& arrays, const pybind11::object& borders, const pybind11::object& conversion,
               const pybind11::object& dtype);
+  PartsObject(const PartsObject& like, const pybind11::object& arrays, const pybind11::object& conversion);
 
   static inline PyTypeObject* type = nullptr;  // set once, by bind_parts
 

@@ -14,6 +14,9 @@ namespace afflux::python {
 inline pybind11::object integer(std::int64_t value) { return owned(PyLong_FromLongLong(value)); }
 inline pybind11::object real(double value) { return owned(PyFloat_FromDouble(value)); }
 inline bool is_none(pybind11::handle value) { return value.ptr() == Py_None; }
+inline bool is_exactly(pybind11::handle value, pybind11::handle cls) {
+  return Py_TYPE(value.ptr()) == reinterpret_cast<PyTypeObject*>(cls.ptr());
+}
 inline bool is_set(pybind11::handle flag) { return flag.ptr() != Py_False; }
 // Returns the value of an object of the class int itself that fits into 64 bits; nothing for any other object.
 inline std::optional<std::int64_t> plain_int(pybind11::handle value) {

@@ -95,25 +95,17 @@ class Ledger:
         loss: object,
         /,
     ) -> Any: ...
-    # For a step whose round reads the arrays where they are: the fields of Pushed; None: it is left to Python. With a
-    # conversion (afflux.ops.Conversion) it reads a model.
-    def lend(
-        self,
-        client: object,
-        version: object,
-        update: object,
-        gradient: object,
-        model: object,
-        num_examples: object,
-        loss: object,
-        conversion: object,
-        /,
-    ) -> Any: ...
+    # For a step whose round reads the arrays where they are: of each of its pushes the fields of Pushed, and the id of
+    # its task or None. None: one of them is left to Python, and so are all.
+    def lend(self, entries: list[Any], /) -> list[tuple[Any, str | None]] | None: ...
     # Decides about an arrival that completes no round, and returns its receipt; None if nothing was done. `task` is
     # closed. `decided` gets the receipt, and then the arrival that this one replaces.
     def join(
         self, pushed: tuple[Any, ...], staged_row: object, task: str | None, decided: list[Any] | None, /
     ) -> Any: ...
+    # In a draft: the receipts of what `lend` has returned; None if Python must look at one of them: then the draft is
+    # void.
+    def join_all(self, lent: list[tuple[Any, str | None]], /) -> list[Any] | None: ...
     # (status, staleness, whether it completes the buffer); the status is None if the version was not made. A version
     # -1 - s stands for the staleness s.
     def decide(self, client: object, version: int, /) -> tuple[Any, int, bool]: ...
@@ -145,7 +137,8 @@ class Ledger:
     def set_rule(self, rule: object, buffer_size: int, entry: object, /) -> bool: ...
     def next_report(self) -> Any: ...
     def attach(self, commit_every: int | None, /) -> None: ...
-    # (kind, size, num_threads, max_abs, max_norm, the largest sum of squares, pools)
+    # (kind, size, num_threads, max_abs, max_norm, the largest sum of squares, pools, ArrayTable, Parts without
+    # arrays, the classes Pulled and Task)
     def take_vectors(self, intake: tuple[Any, ...], /) -> None: ...
     def use_slots(self, pools: tuple[Any, ...], /) -> None: ...
     def set_replay(self, replaying: bool, by_flush: bool, /) -> None: ...
@@ -169,7 +162,6 @@ class Ledger:
     def put_back_base(self, version: int, base: object, /) -> None: ...
     def arrivals(self) -> list[Any]: ...
     def has_entered(self, client: object, /) -> bool: ...  # in this pass
-    def fills(self, status: str, /) -> bool: ...
     @property
     def state(self) -> Any: ...  # a ServerState
     @property
@@ -192,6 +184,8 @@ class Ledger:
     def rows(self) -> Any: ...
     @property
     def filled(self) -> int: ...
+    @property
+    def round_size(self) -> int: ...  # arrivals of the buffer's round
     @property
     def last_slot(self) -> Any: ...  # of the arrivals in the buffer
     @property
@@ -250,8 +244,9 @@ def set_clock(seconds: float | None) -> None: ...  # stops the clock, for tests;
 def columns(
     arrivals: list[Any],  # PendingArrival
     version: int,  # of the server
-    # The clients' ids; and read-only (M,): versions, staleness, num_examples, losses, norms, local_steps, joins.
-) -> tuple[tuple[Any, ...], Int64, Int64, Int64, Float64, Float64, Int64, Int64]: ...
+    # The arrivals in canonical order: by client (integers before texts), version pulled, and join; their slots and
+    # clients; and read-only (M,): versions, staleness, num_examples, losses, norms, local_steps, joins.
+) -> tuple[list[Any], list[Any], tuple[Any, ...], Int64, Int64, Int64, Float64, Float64, Int64, Int64]: ...
 def ingest(
     update: object,
     slot: object,

@@ -584,3 +584,72 @@ def test_columns_of_one_matrix_share_no_element():
     server = Server(fedavg(), np.zeros(6, np.float32))
     server.step([(i, 0, matrix[:, i]) for i in range(10)])
     assert server.params.tolist() == matrix.mean(axis=1).tolist()
+
+
+VECTORS = np.random.default_rng(5).standard_normal((3, D)).astype(np.float32)
+DICTS = [{"w": vector[:48].reshape(8, 6), "b": vector[48:]} for vector in VECTORS]
+#: An entry of a step to a server of version 1, by what it has; `task` is checked out at version 0.
+PLAIN = {
+    "a tuple": lambda server, task, i: (i, 0, DICTS[i]),
+    "a dict": lambda server, task, i: {"client": f"c{i}", "version": 1, "update": DICTS[i], "loss": 0.5 * i},
+    "a version": lambda server, task, i: {"client": i, "version": server.pull(), "update": DICTS[i]},
+    "a model": lambda server, task, i: {"client": i, "version": server.pull(), "model": DICTS[i]},
+    "two versions": lambda server, task, i: {"client": i, "version": i % 2, "model": DICTS[i]},
+    "a task": lambda server, task, i: {"task": task, "model": DICTS[i], "num_examples": 3 + i},
+    "a task's id": lambda server, task, i: {"task": task.id, "update": DICTS[i], "gradient": None},
+}
+#: Entries that Python reads.
+OTHER = {
+    "local steps": lambda server, task, i: {"client": i, "version": 1, "update": DICTS[i], "local_steps": 2},
+    "staleness": lambda server, task, i: {"client": i, "staleness": 1, "update": DICTS[i]},
+    "no examples": lambda server, task, i: {"client": i, "version": 1, "num_examples": 0},
+    "a closed task": lambda server, task, i: {"task": "closed", "update": DICTS[i]},
+    "a large id": lambda server, task, i: (2**64 - 1 - i, 1, DICTS[i]),
+}
+
+
+@pytest.mark.parametrize("what", [*PLAIN, *OTHER])
+def test_entries_that_the_engine_reads_are_as_those_that_python_reads(what):
+    """A step of plain entries is taken in by one call; the receipts, the params and the log are those of pushes."""
+    servers = [made(fedbuff(buffer_size=3), DICTS[0], duplicates="latest") for _ in range(2)]
+    found, tasks = [], [[], []]
+    for server, opened in zip(servers, tasks, strict=True):
+        opened.extend(server.checkout(i) for i in range(3))
+        server.step([(9, 0, DICTS[0])])
+        entries = [{**PLAIN, **OTHER}[what](server, opened[i], i) for i in range(3)]
+        if server is servers[0]:
+            lent = aggregator_of(server).admission.lend(entries)
+            assert (lent is not None) == (what in PLAIN)
+            del lent
+            receipts, report = server.step(entries)
+        else:
+            names = "client", "version", "update"
+            entries = [dict(zip(names, entry, strict=True)) if type(entry) is tuple else entry for entry in entries]
+            receipts, report = pushed(server, entries)
+        found.append(([receipt[:4] for receipt in receipts], report and bits(report.weights), bits(server.params)))
+        found[-1] += ([entry for entry in server.log if isinstance(entry, Join | Cut)], len(server.tasks))
+    assert found[0] == found[1]
+
+
+def test_one_task_twice_and_shared_memory_are_left_to_python():
+    server = made(fedbuff(buffer_size=2), DICTS[0])
+    task, shared = server.checkout(1), DICTS[0]
+    twice = [{"task": task, "update": each} for each in DICTS[:2]]
+    assert aggregator_of(server).admission.lend(twice) is None
+    assert [receipt.status for receipt in server.step(twice)[0]] == ["joined", "expired"]
+    assert aggregator_of(server).admission.lend([(1, 1, shared), (2, 1, shared)]) is None
+    check_error("push 0 of the list .* share the memory", server.step, [(1, 1, shared), (2, 1, shared)])
+
+
+@pytest.mark.parametrize("faults", ["raise", "record"])
+def test_a_plain_entry_for_which_there_is_no_room(faults):
+    server = Server(gsgm(buffer_size=5), DICTS[0], num_clients=2, faults=faults, log=True)
+    entries = [(client, 0, each) for client, each in enumerate(DICTS)]
+    assert aggregator_of(server).admission.lend(entries) is not None
+    if faults == "raise":
+        check_error("client 2 would be number 3 of this pass", server.step, entries)
+        assert (server.version, server.log, slots_taken(server)) == (0, (), 0)
+    else:
+        receipts, report = server.step(entries)
+        assert [receipt.status for receipt in receipts] == ["joined", "joined", "faulty"]
+        assert report.client_ids == (0, 1)

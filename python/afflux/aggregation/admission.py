@@ -156,7 +156,7 @@ class Admission(Ledger):
         """
         draft = Admission.__new__(Admission)
         Ledger.__init__(draft, self)
-        draft.__dict__.update(self.__dict__)
+        draft.__dict__ = self.__dict__
         return draft
 
     def cut(

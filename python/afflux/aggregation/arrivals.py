@@ -1,7 +1,5 @@
-"""Arrivals that wait for their round, and their canonical order."""
+"""Arrivals that wait for their round."""
 
-from collections.abc import Sequence
-from operator import itemgetter
 from typing import NamedTuple
 
 from afflux.aggregation.cache.staging import StagedRow
@@ -29,15 +27,3 @@ class PendingArrival(NamedTuple):
     join: int
     staleness: int
     staged_row: StagedRow | None = None  #: the client's row, if rows are kept on the host and rounds are made on a GPU
-
-
-def canonical(waiting: Sequence[PendingArrival]) -> list[PendingArrival]:
-    """Return the arrivals in canonical order: by client (see `client_order`), version pulled, and join."""
-    texts = [w for w in waiting if type(w.client_id) is str]
-    if not texts:
-        return sorted(waiting, key=_ORDER)
-    ints = [w for w in waiting if type(w.client_id) is not str]
-    return sorted(ints, key=_ORDER) + sorted(texts, key=_ORDER)
-
-
-_ORDER = itemgetter(*map(PendingArrival._fields.index, ("client_id", "version", "join")))

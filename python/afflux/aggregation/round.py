@@ -12,7 +12,7 @@ from msgspec.structs import force_setattr, replace
 
 from afflux import ops
 from afflux._engine import columns, strict_float_mode
-from afflux.aggregation.arrivals import PendingArrival, canonical
+from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.table import RowMoves, RowTable
 from afflux.aggregation.frames import note_stored_frames
 from afflux.aggregation.inner_products import RoundVectors
@@ -24,7 +24,7 @@ from afflux.aggregation.streaming import Term, factor_of
 from afflux.aggregation.weighing import decide
 from afflux.arrays.interop import frozen
 from afflux.ops.exact import ordered_sum
-from afflux.rules.rule import EXAMPLES, Arrivals, Float64, Int64, Kind, Rule, Scalars, Weights
+from afflux.rules.rule import EXAMPLES, Arrivals, Float64, Kind, Rule, Scalars, Weights
 
 
 class RoundStart(Struct, frozen=True, eq=False):
@@ -97,7 +97,7 @@ class Round(Struct, eq=False):
         return sound == [True]
 
 
-def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], plane: DataPlane, op: str) -> Round:
+def prepare(rule: Rule, before: RoundStart, waiting: list[PendingArrival], plane: DataPlane, op: str) -> Round:
     """Decide a round, and prepare its sweep. Only new memory is written, so that an error changes nothing.
 
     Both use the engine's floating-point mode: in the caller's mode a subnormal weight could be zero.
@@ -108,7 +108,7 @@ def prepare(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], p
     return decided
 
 
-def _prepared(call: tuple[Rule, RoundStart, Sequence[PendingArrival], DataPlane, str]) -> Round:
+def _prepared(call: tuple[Rule, RoundStart, list[PendingArrival], DataPlane, str]) -> Round:
     rule, before, waiting, plane, op = call
     decided = decide_round(rule, before, waiting, plane)
     rows = None if before.rows is None else before.rows.memory
@@ -116,20 +116,19 @@ def _prepared(call: tuple[Rule, RoundStart, Sequence[PendingArrival], DataPlane,
     return decided
 
 
-def decide_round(rule: Rule, before: RoundStart, waiting: Sequence[PendingArrival], plane: DataPlane) -> Round:
+def decide_round(rule: Rule, before: RoundStart, waiting: list[PendingArrival], plane: DataPlane) -> Round:
     """Return the round of these arrivals, not prepared yet. Nothing changes, and no vector is allocated.
 
     `plane` computes the inner products, if the rule needs some.
     """
-    ordered = canonical(waiting)
-    slots: list[Any] = [arrival.slot for arrival in ordered]
+    ordered, slots, *about, joins = columns(waiting, before.current.version)
     terms: list[Term] = slots if isinstance(slots[0], Term) else []
     needs, version = rule.needs, before.current.version + 1
     names = needs.rule_vectors
     memory = before.rule_vectors
     gram = frozen(plane.gram([*(memory[name] for name in names), *slots]), np.float64) if needs.gram else None
     products = RoundVectors(slots, {name: memory[name] for name in names}, plane.inner) if needs.inner else None
-    arrivals, joins = freeze(before, ordered, gram, products, needs.norms)
+    arrivals = _arrivals(before, ordered, about, gram, products, needs.norms)
     try:
         decision = decide(rule, arrivals, products, before.limits, before.norms, removable=not terms)
     finally:
@@ -199,16 +198,16 @@ def accepted(weights: Weights) -> list[bool]:
     return [w != 0 and i not in weights.rejected for i, w in enumerate(weights.vectors.tolist())]
 
 
-def freeze(
+def _arrivals(
     before: RoundStart,
     ordered: list[PendingArrival],
+    columns: list[Any],
     gram: Float64 | None,
     sweep: RoundVectors | None,
     reads_norms: bool,
-) -> tuple[Arrivals, Int64]:
-    """Return the facts about a buffer in canonical order for the rule, and the numbers of the joins."""
-    version = before.current.version
-    client_ids, versions, staleness, num_examples, losses, norms, local_steps, joins = columns(ordered, version)
+) -> Arrivals:
+    """Return the facts about a buffer in canonical order for the rule."""
+    client_ids, versions, staleness, num_examples, losses, norms, local_steps = columns
     facts: dict[str, Float64] = {}
     if before.fact_names:
         by_arrival = [dict(arrival.facts) for arrival in ordered]
@@ -216,8 +215,8 @@ def freeze(
         if any(EXAMPLES in row for row in by_arrival):
             counts = [by_arrival[i].get(EXAMPLES, arrival.num_examples) for i, arrival in enumerate(ordered)]
             num_examples = frozen(counts, np.float64)
-    arrivals = Arrivals(
-        version,
+    return Arrivals(
+        before.current.version,
         client_ids,
         versions,
         staleness,
@@ -232,7 +231,6 @@ def freeze(
         facts,
         reads_norms,
     )
-    return arrivals, joins
 
 
 def _buffers_of(

@@ -360,6 +360,8 @@ class Aggregator(Monitor[Round]):
                 if decided is None:
                     return (None,)
                 prepared = decided
+                if prepared.finished:
+                    self._publish()
             return (prepared.report,) if self._has_ended(op, prepared) else None
 
         try:

@@ -15,6 +15,7 @@ from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
 from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
+from afflux.server.checkout import Task
 from afflux.server.inputs import InputAdapter
 from afflux.server.norm_watch import NormWatch
 from afflux.server.step_callbacks import OnStep
@@ -86,5 +87,6 @@ def use_layout(admission: Admission, adapter: InputAdapter, options: ServerOptio
     admission.averaged = None if adapter.layout is None else adapter.layout.averaged_size
     if pools and not (admission.rule.needs.facts or options.accumulate):
         bounds = admission.limits.max_abs, admission.limits.max_norm, MOST_SQUARES
-        intake = adapter.kind, adapter.size, adapter.num_threads, *bounds, pools, *adapter.plain_arrays()
-        admission.take_vectors((*intake, options.slots_as))
+        arrays = adapter.plain_arrays(options.slots_as)
+        size = adapter.kind, adapter.size, adapter.num_threads
+        admission.take_vectors((*size, *bounds, pools, *arrays, Pulled, Task))

@@ -37,7 +37,7 @@ from afflux.arrays.matching import with_local
 from afflux.arrays.modules import QUANTISED, has_attribute, is_module, is_quantised
 from afflux.ops.errors import AffluxError, PlaneError, StoreError, UnavailableError
 from afflux.ops.validation import MOST_ELEMENTS, as_text, brief, raise_if_from_signal, reads, unreadable
-from afflux.rules.rule import Float64, Int64, Kind, Rule
+from afflux.rules.rule import Float64, Kind, Rule
 
 #: A kind with its article, for messages.
 A_KIND = {"update": "an update", "gradient": "a gradient", "model": "a model"}
@@ -231,16 +231,16 @@ class InputAdapter:
         """The names of the arrays of a tree."""
         return () if self.layout is None else self.layout._parameter_matcher.names
 
-    def plain_arrays(self) -> tuple[ArrayTable | None, Int64 | None]:
+    def plain_arrays(self, dtype: str) -> tuple[ArrayTable | None, ops.Parts | None]:
         """Return what the ledger needs to read arrays itself: the table of those of a tree, None if trees are left to
-        Python; and the borders of parts that are read in place, None if they are left to Python.
+        Python; and parts without arrays, like those of this dtype that a step reads in place, None if it reads none.
         """
         layout = self.layout
         if layout is None:
-            return None, np.array([0, self.size])
+            return None, ops.Parts((), np.array([0, self.size]), dtype=dtype)
         if layout.apart or layout.aliases:
             return None, None
-        return layout._parameter_matcher.table, layout._borders
+        return layout._parameter_matcher.table, ops.Parts((), layout._borders, dtype=dtype)
 
     def in_place(self, subject: str, parts: Any, conversion: ops.Conversion | None, dtype: str) -> Slot:
         """Return the result of `parts` as a slot of this dtype, for a round that is made at once."""

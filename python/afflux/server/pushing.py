@@ -58,12 +58,6 @@ class PushCall(Struct):
     timeout: float | None = None
     staleness: int | None = None
 
-    def is_plain(self) -> bool:
-        """Return whether the arguments are at most a client, a version, a vector, num_examples and a loss."""
-        return (self.task is None and self.facts is None and self.client_lr is None and self.local_steps is None) and (
-            self.buffers is None and self.timeout is None and self.staleness is None
-        )
-
 
 def receive(aggregator: Aggregator, adapter: InputAdapter, ticket: Ticket) -> Receipt:
     """Take in the vector of a push, unless the ticket has the facts of the push, and let the arrival join."""

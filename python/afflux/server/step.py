@@ -9,7 +9,7 @@ from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.frames import clear_stored_frames
 from afflux.aggregation.options import ServerOptions, reads_in_place
-from afflux.aggregation.reports import Pulled, Receipt, Report
+from afflux.aggregation.reports import Receipt, Report
 from afflux.aggregation.round import Round
 from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError, StoreError, UnavailableError
@@ -18,9 +18,9 @@ from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import close_overdue
 from afflux.server.decisions import count_without_arrival, with_term
-from afflux.server.inputs import NAME_OF_VECTOR, NO_MEMORY, InputAdapter, require_own_memory
+from afflux.server.inputs import NO_MEMORY, InputAdapter, require_own_memory
 from afflux.server.pending_push import NoArrival, Ticket, add_joined
-from afflux.server.pushing import NO_TASK, CallError, PushCall, fault_of, held_base, take_in
+from afflux.server.pushing import NO_TASK, CallError, PushCall, fault_of, take_in
 from afflux.server.tracebacks import clear_tracebacks
 
 #: A finished update of a client: (client, version, vector), or the arguments of `Server.push`.
@@ -41,11 +41,11 @@ def make_step(
     close_overdue(aggregator)
     batch: StepBatch | None = None
     try:
-        calls = _calls(pushes, adapter.kind)
+        entries = _listed(pushes)
         receipts: tuple[Receipt, ...] = ()
         report: Report | None = None
         for in_place in (True, False) if _reads_in_place(aggregator, options) else (False,):
-            batch = StepBatch(aggregator, adapter, calls, in_place=in_place)
+            batch = StepBatch(aggregator, adapter, entries, in_place=in_place)
             batch.take_in()
             try:
                 report = aggregator.flush(batch=batch)
@@ -64,7 +64,7 @@ def make_step(
             aggregator.count_refused()
         raise
     finally:
-        pushes = ()
+        pushes, entries = (), []
         if batch is not None:
             batch.release()
         batch = None
@@ -88,15 +88,19 @@ def _reads_in_place(aggregator: Aggregator, options: ServerOptions) -> bool:
     return storage is None or storage.commit_every == 1 or not rule.rule_vectors
 
 
-def _calls(pushes: object, kind: str) -> list[PushCall]:
-    """Return the arguments of the pushes of a step."""
-    calls = []
+def _listed(pushes: object) -> list[Any]:
+    """Return the entries of a step."""
     if isinstance(pushes, Mapping):
         raise CallError("[step] pushes is a dict, must be a list of (client, version, vector) or of push's arguments")
     try:
-        entries: list[Any] = list(pushes)  # type: ignore[call-overload]
+        return [*pushes]  # type: ignore[misc]
     except Exception as error:
         unreadable("[step] pushes", error)
+
+
+def _calls(entries: list[Any], kind: str) -> list[PushCall]:
+    """Return the arguments of the pushes of a step."""
+    calls = []
     for i, entry in enumerate(entries):
         try:
             if type(entry) is not tuple and isinstance(entry, Mapping):
@@ -119,10 +123,10 @@ class StepBatch:
     with the mutex, before the decision: if a value is not valid, or a vector is not read, nothing has changed.
     """
 
-    def __init__(self, aggregator: Aggregator, adapter: InputAdapter, calls: list[PushCall], *, in_place: bool) -> None:
-        self._aggregator, self._adapter, self._calls = aggregator, adapter, calls
-        self._tickets = [Ticket(call, memory=NO_MEMORY) for call in calls]
-        self._in_place = in_place
+    def __init__(self, aggregator: Aggregator, adapter: InputAdapter, entries: list[Any], *, in_place: bool) -> None:
+        self._aggregator, self._adapter, self._entries, self._in_place = aggregator, adapter, entries, in_place
+        self._lent: list[tuple[Pushed, str | None]] | None = None  #: of plain pushes alone: their facts and tasks
+        self._tickets: list[Ticket] = []  #: else
         self._clients: list[Any] = []  # after the decision
         self.receipts: list[Receipt] = []
         self.held_back = 0
@@ -131,10 +135,13 @@ class StepBatch:
     def take_in(self) -> None:
         """Take in all vectors."""
         aggregator = self._aggregator
+        if self._in_place:
+            self._lent = aggregator.admission.lend(self._entries)
+        if self._lent is not None:
+            return
+        self._tickets = [Ticket(call, memory=NO_MEMORY) for call in _calls(self._entries, self._adapter.kind)]
         lend = partial(self._adapter.in_place, dtype=aggregator.slot_dtype) if self._in_place else None
         for ticket in self._tickets:
-            if lend is not None and self._is_lent(ticket):
-                continue
             try:
                 if lend is None:  # all of them wait for one round: one that waits for a free slot might wait for ever
                     ticket.slot = aggregator.any_slot()
@@ -155,27 +162,6 @@ class StepBatch:
             [tickets[place].memory for place in places],
         )
 
-    def _is_lent(self, ticket: Ticket) -> bool:
-        """Return whether the ledger has taken in a plain push, whose arrays the round reads where they are."""
-        call: PushCall = ticket.call
-        if not call.is_plain():
-            return False
-        number = call.version.version if type(call.version) is Pulled else call.version
-        admission, conversion, vectors = self._aggregator.admission, None, (call.update, call.gradient, call.model)
-        if self._adapter.kind == "update" and call.model is not None:
-            if not isinstance(number, int) or not 0 <= number <= admission.version:
-                return False
-            base = held_base(self._aggregator, None, call.version, number)
-            if base is None:
-                return False
-            conversion = ops.Conversion("model", "update", base.params)
-        pushed = admission.lend(call.client, number, *vectors, call.num_examples, call.loss, conversion)
-        if pushed is None:
-            return False
-        ticket.pushed, ticket.client_id, ticket.pulled = pushed, pushed[0], pushed[1]
-        ticket.memory = self._adapter.names or NAME_OF_VECTOR, [*pushed[5].arrays]
-        return True
-
     def _fault(self, error: Exception, ticket: Ticket) -> NoArrival | None:
         """Return the fault of a client; None if the step must raise the error."""
         clear_tracebacks(error)
@@ -183,30 +169,42 @@ class StepBatch:
 
     def decided(self) -> Admission:
         """Return a draft that has the decisions about all pushes; an error changes nothing. May be repeated."""
-        aggregator = self._aggregator
-        draft = aggregator.admission.draft()
-        self.receipts, held_back, joins = [], False, 0
-        for ticket in self._tickets:
-            task, pushed = ticket.task, ticket.pushed
-            if task is not None and not draft.is_open(task.task) and aggregator.admission.is_open(task.task):
-                pushed = NO_TASK  # an earlier push of the step has closed it
-            if not isinstance(pushed, NoArrival):
-                assert pushed is not None
-                try:
-                    fills = draft.fills("joined")
-                    receipt = self._joined(draft, pushed, ticket)
-                except ClientError as error:
-                    pushed = self._fault(error, ticket)
-                    if pushed is None:
-                        raise
-                else:
-                    held_back |= fills and receipt.status == "joined" and not aggregator.admission.by_flush
-                    joins += receipt.join is not None
-            if isinstance(pushed, NoArrival):
-                receipt = count_without_arrival(draft, pushed)
-            self.receipts.append(receipt)
-        self.held_back = joins if held_back else 0
+        admission = self._aggregator.admission
+        draft = admission.draft()
+        receipts: list[Receipt] | None = None if self._lent is None else draft.join_all(self._lent)
+        if receipts is None:
+            if self._lent is not None:
+                draft = admission.draft()
+                self._use_tickets(self._lent)
+            receipts = [self._decided(draft, ticket) for ticket in self._tickets]
+        self.receipts = receipts
+        completes = not admission.by_flush and admission.filled < admission.round_size <= draft.filled
+        self.held_back = sum([receipt.join is not None for receipt in receipts]) if completes else 0
         return draft
+
+    def _use_tickets(self, lent: list[tuple[Pushed, str | None]]) -> None:
+        """Give each plain push a ticket: the decision about one of them is not plain."""
+        for pushed, task_id in lent:
+            task = None if task_id is None else self._aggregator.admission.opened(task_id)
+            closed = task_id is not None and task is None
+            facts = NO_TASK._replace(client_id=pushed[0]) if closed else pushed
+            self._tickets.append(Ticket(pushed=facts, task=task, client_id=pushed[0], pulled=pushed[1]))
+        self._lent = None
+
+    def _decided(self, draft: Admission, ticket: Ticket) -> Receipt:
+        """Decide about a push in the draft; return its receipt."""
+        task, pushed = ticket.task, ticket.pushed
+        if task is not None and not draft.is_open(task.task) and self._aggregator.admission.is_open(task.task):
+            pushed = NO_TASK  # an earlier push of the step has closed it
+        if not isinstance(pushed, NoArrival):
+            assert pushed is not None
+            try:
+                return self._joined(draft, pushed, ticket)
+            except ClientError as error:
+                pushed = self._fault(error, ticket)
+                if pushed is None:
+                    raise
+        return count_without_arrival(draft, pushed)
 
     def _joined(self, draft: Admission, pushed: Pushed, ticket: Ticket) -> Receipt:
         """Decide about an arrival; return its receipt."""
@@ -224,7 +222,8 @@ class StepBatch:
 
     def sweep(self, decided: Round | None) -> None:
         """Make the sweep of the round, if there is one that reads callers' arrays; an error changes nothing."""
-        arrivals = sum(not isinstance(ticket.pushed, NoArrival) for ticket in self._tickets)
+        lent, tickets = self._lent, self._tickets
+        arrivals = len(lent or ()) + sum([not isinstance(ticket.pushed, NoArrival) for ticket in tickets])
         if not self._in_place or not arrivals:
             return
         aggregator = self._aggregator
@@ -240,13 +239,14 @@ class StepBatch:
         """Make the decisions of the draft those of the server."""
         self.is_decided = True
         self._aggregator.admission.adopt(draft)
-        self._clients = [ticket.client_id for ticket in self._tickets]
-        self._tickets = []  # on_step may take long
-        self._calls.clear()
+        lent, tickets = self._lent, self._tickets
+        self._clients = [pushed[0] for pushed, _ in lent] if lent else [ticket.client_id for ticket in tickets]
+        self._lent, self._tickets = None, []  # on_step may take long
+        self._entries.clear()
 
     def release(self) -> None:
         """Release slots, versions and vectors, and warn about work that was dropped."""
-        self._tickets = []
+        self._lent, self._tickets = None, []
         for client_id, receipt in zip(self._clients, self.receipts, strict=False):
             if receipt.status != "joined":
                 self._aggregator.drop_watch.see(receipt.status, client_id, receipt.reason)
