@@ -14,8 +14,9 @@ from afflux import rules
 from afflux.cli.lab.terminal import results_table
 from afflux.lab import Simulation, read_audit_log, read_results
 from afflux.lab.results.finished_runs import FILE
+from afflux.lab.runs.library import rules_by_name
 from afflux.rules.presets import RULES
-from afflux.rules.specs import parse_rule, read_rules
+from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, DivergedError, classification, partitioned, sgd
 from afflux.sim.workload.config import SimConfig
 from conftest import check_error, check_refused
@@ -33,13 +34,13 @@ def simulation(training=None, clients=CLIENTS, model=own_tasks.linear, **setting
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_may_be_an_object_of_a_preset(name):
-    assert read_rules(RULES[name]())[0].build() == RULES[name]()
+    assert rules_by_name(RULES[name]())[0].build() == RULES[name]()
 
 
 def test_a_rule_with_options_may_be_an_object():
     objects = [rules.fedbuff(buffer_size=4, server_lr=0.5), rules.fedasync(alpha=0.3)]
     texts = ["fedbuff:buffer_size=4:server_lr=0.5", "fedasync:alpha=0.3"]
-    assert read_rules(objects) == [parse_rule(text) for text in texts]
+    assert rules_by_name(objects) == [parse_rule(text) for text in texts]
     named, made = simulation(rules=texts).run(), simulation(rules=objects).run()
     assert [run.digest for run in made] == [run.digest for run in named]
 

@@ -2,11 +2,11 @@
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, astuple, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass
 from math import isfinite
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
@@ -66,8 +66,6 @@ class RuleSpec:
         return _plain((defaults | dict(self.options)).items())
 
 
-#: One rule or several: texts that `parse_rule` reads, or rules that presets have made.
-Rules = str | Rule | RuleSpec | Sequence[str | Rule | RuleSpec]
 #: Arrivals per server step of presets with a buffer that do not set it: the same for all, so that rules are comparable.
 BUFFER_SIZE = 10
 
@@ -110,57 +108,19 @@ def parse_rule(text: str, common: Mapping[str, Any] | None = None) -> RuleSpec:
     return RuleSpec(name, tuple(sorted(options.items())), label)
 
 
-def read_rules(rules: Rules, common: Mapping[str, Any] | None = None) -> list[RuleSpec]:
+def read_rules(rules: Iterable[str | RuleSpec], common: Mapping[str, Any] | None = None) -> list[RuleSpec]:
     """Return the rules by name, each of which can be built; see `parse_rule`.
 
     Raises:
-        ConfigError: an unknown rule or option, a bad value, a rule that is given twice, or something else than a rule.
+        ConfigError: an unknown rule or option, a bad value, or a rule that is given twice.
     """
-    specs: list[RuleSpec] = []
-    for rule in [rules] if isinstance(rules, str) or not isinstance(rules, Iterable) else rules:
-        if isinstance(rule, str):
-            rule = parse_rule(rule, common)
-        elif isinstance(rule, Rule):
-            rule = _spec_of(rule)
-        if not isinstance(rule, RuleSpec):
-            raise ConfigError(f"a rule is of type {type(rule).__name__}, must be {_TEXT}")
-        specs.append(rule)
+    specs = [parse_rule(rule, common) if isinstance(rule, str) else rule for rule in rules]
     labels = [spec.label for spec in specs]
     if len(set(labels)) != len(labels):
         raise ConfigError(f"a rule is given twice: {', '.join(labels)}")
     for spec in specs:
         spec.build()
     return specs
-
-
-def _spec_of(rule: Rule) -> RuleSpec:
-    """Return the preset, with the options that differ from its own, that makes this rule.
-
-    Raises:
-        ConfigError: none does.
-    """
-    options: dict[str, Any] = {}
-    for option in rule_parameters(rule.name) if rule.name in RULES else ():
-        for part in (rule, rule.weigh, rule.calibrate, rule.step):
-            for name in (option, *_ATTRIBUTES.get(option, ())):
-                if hasattr(part, name):
-                    options[option] = getattr(part, name)
-    options = options if _makes(rule, options) else {}
-    for option in list(options):
-        fewer = {name: value for name, value in options.items() if name != option}
-        if _makes(rule, fewer):
-            options = fewer
-    if not _makes(rule, options):
-        raise ConfigError(f"no preset with plain options makes the object that is the rule {rule.name}; give {_TEXT}")
-    return parse_rule(RuleSpec(rule.name, tuple(options.items())).text)
-
-
-def _makes(rule: Rule, options: Mapping[str, Any]) -> bool:
-    """Return whether the preset with the rule's name and these options, as text, makes the rule."""
-    try:
-        return parse_rule(RuleSpec(rule.name, tuple(options.items())).text).build() == rule
-    except ConfigError:
-        return False
 
 
 def read_options(owner: str, assignments: Iterable[str], name: str, annotations: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,45 +148,6 @@ def read_options(owner: str, assignments: Iterable[str], name: str, annotations:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{owner}: {option}: {error}") from None
     return values
-
-
-def read_law(
-    setting: str,
-    text: str,
-    laws: Mapping[str, tuple[type[Any], Mapping[str, Any]]],
-    other_names: Sequence[str] = (),
-    more: Mapping[str, Any] | None = None,
-) -> tuple[Any, dict[str, Any]]:
-    """Return the law of `NAME` or `NAME:OPTION=VALUE:...`, and the values of the options `more`.
-
-    Args:
-        setting: the setting, for errors.
-        text: of the setting.
-        laws: by name a dataclass, whose fields are the options, and the options that the name sets.
-        other_names: further names that the setting may have, for errors.
-        more: annotations of options of each law with options.
-
-    Raises:
-        ConfigError: an unknown name or option, a value out of range, or an option that is missing.
-    """
-    name, *assignments = text.split(":")
-    known(setting, name, (*laws, *other_names))
-    if name in other_names:
-        raise ConfigError(f"{setting} {text}: {name} has no options")
-    kind, preset = laws[name]
-    options = {option.name: option for option in fields(kind)}
-    if assignments and not options:
-        raise ConfigError(f"{setting} {text}: {name} has no options")
-    hints = {option: hint for option, hint in get_type_hints(kind).items() if option in options}
-    values = read_options(f"{setting} {text}", assignments, f"{setting} {name}", {**hints, **(more or {})})
-    further = {option: values.pop(option) for option in (more or ()) if option in values}
-    required = [name for name, option in options.items() if option.default is MISSING]
-    if absent := [f"{name}=..." for name in required if name not in {**preset, **values}]:
-        raise ConfigError(f"{setting} {text}: needs {', '.join(absent)}")
-    try:
-        return kind(**{**preset, **values}), further
-    except ConfigError as error:
-        raise ConfigError(f"{setting} {text}: {error}") from None
 
 
 def _split_label(text: str) -> tuple[str, str]:
@@ -300,10 +221,6 @@ def literal_choices(annotation: Any) -> list[Any]:
         return list(get_args(annotation))
     return [choice for part in get_args(annotation) for choice in literal_choices(part)]
 
-
-_TEXT = "a text such as 'fedbuff:buffer_size=10', or 'FILE.py:FUNCTION' for a rule of your own"
-#: Names that parts of rules have for options of presets.
-_ATTRIBUTES = {"server_lr": ("lr",), "alpha": ("scale",), "staleness": ("law",)}
 
 #: The rule vector of rules that score updates by the server's own validation gradient (Zeno++).
 VALIDATION_VECTOR = "validation"

@@ -1,7 +1,7 @@
 """A simulation of the user's own model, data and clients."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -21,7 +21,8 @@ from afflux.lab.runs.workers import Workers
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import as_int, brief, integer, known, printable
 from afflux.rules import RULES
-from afflux.rules.specs import Rules, RuleSpec, read_rules
+from afflux.rules.rule import Rule
+from afflux.rules.specs import RuleSpec, parse_rule, read_rules, rule_parameters
 from afflux.sim.clients.training import with_settings
 from afflux.sim.errors import require
 from afflux.sim.setup import num_parameters, refuse_pair
@@ -50,9 +51,59 @@ from afflux.sim.workload.task_registry import build_task
 if TYPE_CHECKING:
     from torch import nn
 
+#: One rule or several: texts that `parse_rule` reads, or rules that presets have made.
+Rules = str | Rule | RuleSpec | Sequence[str | Rule | RuleSpec]
+
 _LOGGER = logging.getLogger("afflux")
 #: Settings that are set by other arguments of `Simulation`.
 _GIVEN_OTHERWISE = ("task", "data", "data_dir", "model", "partition", "alpha", "classes", "num_clients")
+_TEXT = "a text such as 'fedbuff:buffer_size=10', or 'FILE.py:FUNCTION' for a rule of your own"
+#: Names that parts of rules have for options of presets.
+_ATTRIBUTES = {"server_lr": ("lr",), "alpha": ("scale",), "staleness": ("law",)}
+
+
+def rules_by_name(rules: Rules, common: Mapping[str, Any] | None = None) -> list[RuleSpec]:
+    """Return the rules by name, each of which can be built; see `read_rules`.
+
+    Raises:
+        ConfigError: an unknown rule or option, a bad value, a rule that is given twice, or something else than a rule.
+    """
+    specs: list[str | RuleSpec] = []
+    for rule in [rules] if isinstance(rules, str) or not isinstance(rules, Iterable) else rules:
+        if not isinstance(rule, str | Rule | RuleSpec):
+            raise ConfigError(f"a rule is of type {type(rule).__name__}, must be {_TEXT}")
+        specs.append(_spec_of(rule) if isinstance(rule, Rule) else rule)
+    return read_rules(specs, common)
+
+
+def _spec_of(rule: Rule) -> RuleSpec:
+    """Return the preset, with the options that differ from its own, that makes this rule.
+
+    Raises:
+        ConfigError: none does.
+    """
+    options: dict[str, Any] = {}
+    for option in rule_parameters(rule.name) if rule.name in RULES else ():
+        for part in (rule, rule.weigh, rule.calibrate, rule.step):
+            for name in (option, *_ATTRIBUTES.get(option, ())):
+                if hasattr(part, name):
+                    options[option] = getattr(part, name)
+    options = options if _makes(rule, options) else {}
+    for option in list(options):
+        fewer = {name: value for name, value in options.items() if name != option}
+        if _makes(rule, fewer):
+            options = fewer
+    if not _makes(rule, options):
+        raise ConfigError(f"no preset with plain options makes the object that is the rule {rule.name}; give {_TEXT}")
+    return parse_rule(RuleSpec(rule.name, tuple(options.items())).text)
+
+
+def _makes(rule: Rule, options: Mapping[str, Any]) -> bool:
+    """Return whether the preset with the rule's name and these options, as text, makes the rule."""
+    try:
+        return parse_rule(RuleSpec(rule.name, tuple(options.items())).text).build() == rule
+    except ConfigError:
+        return False
 
 
 def checked_settings(config: SimConfig, names: Iterable[str], rules: list[RuleSpec]) -> SimConfig:
@@ -224,14 +275,14 @@ class Simulation:
                 known("setting", setting, SETTINGS)
             unlimit_arrivals(settings, "arrivals" in settings)
             config = SimConfig(task=config, **settings)
-            config = checked_settings(config, settings, read_rules(rules, {"buffer_size": buffer_size}))
+            config = checked_settings(config, settings, rules_by_name(rules, {"buffer_size": buffer_size}))
         simulation = cls.__new__(cls)
         simulation.task, simulation.config = task, config
         simulation._set_runs(rules, seeds, paired, buffer_size)
         return simulation
 
     def _set_runs(self, rules: Rules, seeds: Sequence[int], paired: bool, buffer_size: int | None) -> None:
-        specs = read_rules(rules, {"buffer_size": buffer_size})
+        specs = rules_by_name(rules, {"buffer_size": buffer_size})
         numbers = [as_int(seed) for seed in seeds] if isinstance(seeds, Iterable) else [None]
         plain_seeds = [number for number in numbers if number is not None]
         if len(plain_seeds) < len(numbers):
@@ -356,7 +407,7 @@ def resume(
     save_every = integer(0)("resume", "save_every", save_every)
     interrupted = store
     if not isinstance(interrupted, InterruptedRun):
-        typed, moved = None if rule is None else read_rules(rule)[0], None if out is None else Path(out)
+        typed, moved = None if rule is None else rules_by_name(rule)[0], None if out is None else Path(out)
         named = task if isinstance(task, str) else None
         interrupted = InterruptedRun(Path(interrupted), moved, typed, task=named, selection=selection)
     config, output = interrupted.config, interrupted.output

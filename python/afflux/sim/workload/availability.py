@@ -5,16 +5,17 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from sys import float_info
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_type_hints
 
 import numpy as np
 
 from afflux.ops.errors import ConfigError
-from afflux.rules.specs import read_law
+from afflux.ops.validation import known
+from afflux.rules.specs import read_options
 from afflux.sim.data.files import bad_file, read_table
 
 
@@ -61,6 +62,45 @@ def check_positive(law: Any, *options: str) -> None:
 def check_finite(law: Any, *options: str) -> None:
     """Raise ConfigError if an option of a law is not 0 or more and finite."""
     check_range(law, 0, float_info.max, *options, words="0 or more and finite")
+
+
+def read_law(
+    setting: str,
+    text: str,
+    laws: Mapping[str, tuple[type[Any], Mapping[str, Any]]],
+    other_names: Sequence[str] = (),
+    more: Mapping[str, Any] | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """Return the law of `NAME` or `NAME:OPTION=VALUE:...`, and the values of the options `more`.
+
+    Args:
+        setting: the setting, for errors.
+        text: of the setting.
+        laws: by name a dataclass, whose fields are the options, and the options that the name sets.
+        other_names: further names that the setting may have, for errors.
+        more: annotations of options of each law with options.
+
+    Raises:
+        ConfigError: an unknown name or option, a value out of range, or an option that is missing.
+    """
+    name, *assignments = text.split(":")
+    known(setting, name, (*laws, *other_names))
+    if name in other_names:
+        raise ConfigError(f"{setting} {text}: {name} has no options")
+    kind, preset = laws[name]
+    options = {option.name: option for option in fields(kind)}
+    if assignments and not options:
+        raise ConfigError(f"{setting} {text}: {name} has no options")
+    hints = {option: hint for option, hint in get_type_hints(kind).items() if option in options}
+    values = read_options(f"{setting} {text}", assignments, f"{setting} {name}", {**hints, **(more or {})})
+    further = {option: values.pop(option) for option in (more or ()) if option in values}
+    required = [name for name, option in options.items() if option.default is MISSING]
+    if absent := [f"{name}=..." for name in required if name not in {**preset, **values}]:
+        raise ConfigError(f"{setting} {text}: needs {', '.join(absent)}")
+    try:
+        return kind(**{**preset, **values}), further
+    except ConfigError as error:
+        raise ConfigError(f"{setting} {text}: {error}") from None
 
 
 class ReadyTimes:

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from afflux.ops.errors import ConfigError
-from afflux.rules.specs import read_law
-from afflux.sim.workload.availability import check_finite, check_positive, check_range
+from afflux.sim.workload.availability import check_finite, check_positive, check_range, read_law
 
 #: (client, stream) -> running time of one dispatch of the client, drawn from the stream; `np.random` is not seeded.
 #:

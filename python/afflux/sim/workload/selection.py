@@ -11,8 +11,9 @@ from afflux.ops.errors import ConfigError
 from afflux.ops.validation import as_int, brief
 from afflux.rules.files import file_function, imports_beside, split_rule_name
 from afflux.rules.rule import Rule
-from afflux.rules.specs import read_law, read_options
+from afflux.rules.specs import read_options
 from afflux.sim.errors import note_on_errors
+from afflux.sim.workload.availability import read_law
 from afflux.sim.workload.random_streams import StreamPurpose
 
 #: The law for rules with gradient scheduling.
