@@ -3,6 +3,8 @@
 import gc
 import os
 import re
+import shutil
+import traceback
 
 os.environ.setdefault("AFFLUX_THREAD_BYTES", "1")  # vectors here are short; all threads that are asked for shall start
 
@@ -25,6 +27,8 @@ DOCS = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name
 #: Importing them, as the search for doctests does, puts another engine in place, or looks for one.
 collect_ignore_glob = ["*emulated.py", "*fake_cupy.py", "*fake_torch.py", "*gpu_servers.py", "*sharded_servers.py"]
 collect_ignore_glob += ["*ray_servers.py"]
+#: Packages that a test may import without asking whether they are installed.
+OPTIONAL = "torch|jax|ml_dtypes|scipy|equinox|haiku|tensorboard|rich|typer|appfl|flwr|nvflare|yaml"
 ISAS = [b.name for b in ops.backends() if b.device == "cpu" and b.runs]
 THREADS = [1, 2, 3]
 
@@ -46,11 +50,23 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
-    """Where torch is not installed, files that import it are skipped."""
+    """A file that imports an optional package, itself or by what it tests, is skipped where the package is missing."""
     report = yield
-    if report.failed and re.search("ModuleNotFoundError: .*\\btorch", str(report.longrepr)):
-        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, "Skipped: torch is not installed")
+    if report.failed and (lack := re.search(rf"No module named '({OPTIONAL})\b", str(report.longrepr))):
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: {lack[1]} is not installed")
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """A test that imports an optional package itself, or by a helper beside it, is skipped where it is missing."""
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if re.match(rf"({OPTIONAL})\b", error.name or "") and TESTS in Path(frame.f_code.co_filename).parents:
+            pytest.skip(f"{error.name} is not installed")
+        raise
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -76,13 +92,19 @@ def policy_after():
     ops.choose_policy(before)
 
 
-@pytest.fixture(params=ISAS)
-def isa(request):
-    """Runs the test once per instruction set, and puts the choice back."""
+@pytest.fixture
+def isa_after():
+    """Puts back the instruction set that the test chooses others in place of."""
     before = next(b.name for b in ops.backends() if b.chosen)
-    ops.choose_isa(request.param)
-    yield request.param
+    yield
     ops.choose_isa(before)
+
+
+@pytest.fixture(params=ISAS)
+def isa(request, isa_after):
+    """Runs the test once per instruction set, and puts the choice back."""
+    ops.choose_isa(request.param)
+    return request.param
 
 
 @pytest.fixture
@@ -105,6 +127,28 @@ def nine_rows(tmp_path_factory):
     return make(tmp_path_factory.mktemp("tools") / "store")
 
 
+@pytest.fixture
+def ray(monkeypatch):
+    """In place of Ray, with actors that are objects of this process."""
+    from fake_ray import FakeRay
+
+    fake = FakeRay()
+    monkeypatch.setattr("afflux.distributed.connection.import_ray", lambda: fake)
+    yield fake
+    fake.shutdown()
+
+
+@pytest.fixture
+def path(nine_rows, tmp_path):
+    """A copy of that store."""
+    return shutil.copytree(nine_rows, tmp_path / "store")
+
+
+def generator(seed=0):
+    """NumPy's generator, as the simulator makes them."""
+    return np.random.Generator(np.random.PCG64(seed))
+
+
 def found(name):
     """The one file of that name, in whatever folder under tests/."""
     (path,) = TESTS.rglob(name)
@@ -125,12 +169,34 @@ def preset(name, **options):
     return RULES[name](**({"most": 1e150} if name == "aflguard" else {}), **options)
 
 
-def ready(server):
-    """Sets the vectors that the rule needs: a gradient so short that Zeno++ accepts every arrival."""
+def ready(server, vector=None):
+    """Sets the vectors that the rule needs, by default a gradient so short that Zeno++ accepts every arrival."""
     for name in server.rule.needs.handed_in:
         size = server.pull().params.size
-        server.set_rule_vector(name, np.full(size, 0.25 / max(size, 1) ** 0.5))
+        server.set_rule_vector(name, np.full(size, 0.25 / max(size, 1) ** 0.5) if vector is None else vector)
     return server
+
+
+def push_all(server, clients, vector, **facts):
+    """Push a vector of the rule's kind for one client after the other; return the last receipt.
+
+    The vector, or a fact, may be a function of the client. Without `version=` each is trained from the newest one.
+    """
+    receipt = None
+    for client in clients:
+        own = {name: fact(client) if callable(fact) else fact for name, fact in facts.items()}
+        values = vector(client) if callable(vector) else vector
+        receipt = server.push(client=client, **{server.rule.kind: values, "version": server.version, **own})
+    return receipt
+
+
+def raising(error, *details):
+    """A function that raises a new error of this class, whatever its own arguments."""
+
+    def fail(*_, **__):
+        raise error(*details)
+
+    return fail
 
 
 def check_error(text, call, /, *arguments, error=AffluxError, **options):
@@ -181,6 +247,18 @@ def reproducible(result):
 
 #: JAX warns of every fork once another test file of this process has used it; the children here use none of it.
 FORKS = "ignore:os.fork\\(\\) was called:RuntimeWarning"
+#: The marks of tests that fork.
+FORKING = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork"),
+    pytest.mark.filterwarnings(FORKS),
+]
+
+
+def needs_fork(test):
+    """Give a test the marks of those that fork."""
+    for mark in FORKING:
+        test = mark(test)
+    return test
 
 
 class Dlpack:

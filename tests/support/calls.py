@@ -11,7 +11,7 @@ import afflux
 from afflux import Layout, Rule, Server, ServerOptions, _engine, codecs, ops, plan, rules
 from afflux.rules import calibration, optimizers, schedules, staleness, weights
 from afflux.rules.presets import dialects
-from conftest import bits
+from conftest import bits, ready
 from hostile import D
 
 TREE = {"w": np.ones((2, 2), np.float32), "b": np.zeros(2, np.float32), "running_mean": np.zeros(3)}
@@ -251,10 +251,7 @@ SERVERS = {
 
 
 def _started(make, **more):
-    server = make(**more)
-    for name in server.rule.needs.handed_in:
-        server.set_rule_vector(name, np.full(D, 0.1))
-    return server
+    return ready(make(**more), np.full(D, 0.1))
 
 
 #: The same, with the vectors that are set for the rule.

@@ -4,6 +4,7 @@ import numpy as np
 
 from afflux import Server
 from afflux.rules import fedavg
+from conftest import push_all
 from inside import aggregator_of
 
 D = 5
@@ -26,5 +27,4 @@ def held(server, task):
 
 
 def step(server, times=1):
-    for _ in range(times):
-        server.push(client=0, version=server.version, update=vector())
+    push_all(server, [0] * times, vector())

@@ -40,3 +40,10 @@ def invoke(*arguments, input=""):
         except SystemExit as end:
             code = end.code
     return Ended(code, stdout.getvalue(), stderr.getvalue())
+
+
+def check_exit(code, *arguments, **more):
+    """The end of a command, which must have this exit code."""
+    end = invoke(*arguments, **more)
+    assert end.exit_code == code, end.stdout + end.stderr
+    return end

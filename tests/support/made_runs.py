@@ -2,10 +2,20 @@
 
 from contextlib import ExitStack, closing
 
+import own_tasks
+from afflux.lab import Simulation
 from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.runs.run_checkpoint import CHECKPOINT_SECONDS, StoredRun
 from afflux.lab.runs.simulation import simulate
 from afflux.lab.runs.workers import WorkerPool
+from afflux.sim import partitioned
+
+CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
+
+
+def simulation(training=None, clients=CLIENTS, model=own_tasks.linear, evaluate=own_tasks.TEST, **settings):
+    """A simulation of the small tasks of own_tasks."""
+    return Simulation(model, clients, training, evaluate, **settings)
 
 
 def run_paired(specs, seed, config, progress=None, output=None, task=None, workers=1, store=None, on_evaluation=None):

@@ -1,13 +1,13 @@
 """A store with nine clients' rows, an arrival that waits, and a version that is kept; and what goes wrong with it."""
 
-import sqlite3
-
 import numpy as np
 
 from afflux import Server
 from afflux.rules import ca2fl
 from commands import invoke
+from conftest import push_all
 from damage import damage, place
+from forged import index
 
 SIZE, CLIENTS, M = 70_001, 30, 3
 RULE = ca2fl(buffer_size=M)
@@ -20,8 +20,7 @@ def vector(client):
 
 
 def pushes(server, clients):
-    for client in clients:
-        server.push(client=client, update=vector(client), version=server.version)
+    push_all(server, clients, vector)
 
 
 def make(path):
@@ -43,10 +42,8 @@ def damage_row(path, client, where=1000):
 
 
 def change(path, statement):
-    connection = sqlite3.connect(path / "index.sqlite")
-    connection.execute(statement)
-    connection.commit()
-    connection.close()
+    with index(path) as connection:
+        connection.execute(statement)
 
 
 def contents(path):

@@ -1,5 +1,10 @@
 """Runs that end as if their process had been killed."""
 
+import signal
+
+from afflux.lab.results.run_history import RunHistory
+from afflux.sim import interrupts
+
 
 class Stopped(Exception):
     """The run ends here: nothing more is saved."""
@@ -13,3 +18,25 @@ def stop_at(count):
             raise Stopped
 
     return progress
+
+
+def press_ctrl_c_at(count):
+    """A `progress` that sends Ctrl-C to this process after this many arrivals."""
+
+    def progress(run):
+        if run.arrivals == count:
+            signal.raise_signal(signal.SIGINT)
+
+    return progress
+
+
+def record_ctrl_c_at(count, patch):
+    """Let every run note a Ctrl-C after this many arrivals, wherever it is made."""
+    add = RunHistory.add_arrival
+
+    def press(self, *facts):
+        add(self, *facts)
+        if len(self.staleness) == count:
+            interrupts._record(2, None)
+
+    patch.setattr(RunHistory, "add_arrival", press)

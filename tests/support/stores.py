@@ -1,5 +1,7 @@
 """Servers with and without a store, what they are pushed, and whether their states are the same."""
 
+import io
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +31,15 @@ def some_pushes(server, size, count):
             **{server.rule.kind: rng.standard_normal(size).astype(np.float32)},
             version=max(0, server.version - age),
         )
+
+
+def through_a_file(state):
+    """The state, as a program reads it that has written it into JSON and a file of NumPy."""
+    file = io.BytesIO()
+    np.savez(file, **state["arrays"])
+    file.seek(0)
+    arrays = dict(np.load(file, allow_pickle=False))
+    return {"meta": json.loads(json.dumps(state["meta"], allow_nan=False)), "arrays": arrays}
 
 
 def same(one, other):

@@ -21,7 +21,8 @@ def traced_memory_below(limit):
 @contextmanager
 def flushed_subnormals(flush=True):
     """This thread computes in the mode of torch in which subnormal numbers are 0; skips where the CPU has none."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     if flush and not torch.set_flush_denormal(True):
         pytest.skip("this CPU cannot flush denormals")
     try:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import processes
-from conftest import FORKS
+from conftest import needs_fork
 from crashes import in_child, told
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
@@ -35,8 +35,7 @@ def test_a_child_of_a_child_that_has_ended_is_found():
     os.waitpid(orphan, 0)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-@pytest.mark.filterwarnings(FORKS)
+@needs_fork
 def test_interrupts_that_were_ignored_are_not_while_tests_run():
     """Nor in their children; afterwards they are again."""
 
