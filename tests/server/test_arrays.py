@@ -65,8 +65,7 @@ def test_dlpack(versioned):
     assert slot.tolist() == list(range(4, 12))
     check_error("update is strided", ops.ingest, Exporter(memory[::2], versioned), f32(10))
     check_error("update has 2 dimensions", ops.ingest, Exporter(memory.reshape(4, 5), versioned), f32(20))
-    with pytest.raises(AffluxError, match=r"update\[1\] is not C-contiguous"):
-        ops.ingest([f32(0), Exporter(memory.reshape(4, 5).T, versioned)], f32(20))
+    check_error("not C-contiguous", ops.ingest, [f32(0), Exporter(memory.reshape(4, 5).T, versioned)], f32(20))
     whole = f32(20)
     ops.ingest([Exporter(memory.reshape(4, 1, 5), versioned)], whole)
     assert bits(whole) == bits(memory)
@@ -74,14 +73,16 @@ def test_dlpack(versioned):
 
 
 def test_torch_offsets():
-    torch = pytest.importorskip("torch")
+    import torch
+
     slot = f32(4)
     ops.ingest(torch.arange(10, dtype=torch.float32)[3:7], slot)
     assert slot.tolist() == [3, 4, 5, 6]
 
 
 def test_torch_tensors():
-    torch = pytest.importorskip("torch")
+    import torch
+
     slot = torch.zeros(D)
     assert ops.ingest(torch.full((D,), 2.0, dtype=torch.float64), slot).sum_of_squares == 4.0 * D
     assert slot.tolist() == [2.0] * D
@@ -98,7 +99,8 @@ def test_torch_tensors():
 
 
 def test_torch_tensors_that_are_not_what_dlpack_says():
-    torch = pytest.importorskip("torch")
+    import torch
+
     slot = f32(4)
     shrunk = torch.ones(1000)[2:6]
     shrunk.untyped_storage().resize_(8)
@@ -115,7 +117,8 @@ def test_torch_tensors_that_are_not_what_dlpack_says():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_jax_arrays(monkeypatch, dtype):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    jnp = pytest.importorskip("jax.numpy")
+    import jax.numpy as jnp
+
     update = jnp.arange(D, dtype=dtype)
     slot = f32()
     for given in (update, [update[:3], update[3:].reshape(5, 1)]):
@@ -129,13 +132,15 @@ def test_jax_arrays(monkeypatch, dtype):
 
 
 def test_an_array_that_gives_its_memory_in_no_way():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    import ml_dtypes
+
     with pytest.raises(AffluxError, match=r"update does not give its memory through DLPack: DLPack only supports"):
         ops.ingest(np.ones(D, ml_dtypes.float8_e4m3fn), f32())
 
 
 def test_bfloat16_of_numpy_is_read_and_written_where_it_lies():
-    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    from ml_dtypes import bfloat16
+
     update, slot = np.arange(D).astype(bfloat16), np.empty(D, bfloat16)
     assert ops.ingest(update, slot).max == D - 1
     assert slot.tolist() == list(range(D))

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,35 +15,15 @@ from afflux.rules import ca2fl, fedbuff
 from afflux.rules.weights import Uniform
 from afflux.server.inputs import InputAdapter
 from checked_out import D, vector
-from conftest import bits, check_error, check_raises, same_state
+from conftest import bits, check_error, check_raises, push_all, same_state
+from held_up import HeldUp, start
 from inside import aggregator_of, make_rounds_by, mutex_of, rounds_of, without_fast_path
-
-
-class Slow:
-    """ops.apply that waits before its sweep until an event is set."""
-
-    def __init__(self, monkeypatch):
-        self.reached, self.go = threading.Event(), threading.Event()
-        self.apply = ops.apply
-        monkeypatch.setattr(ops, "apply", self)
-
-    def __call__(self, *args, **options):
-        self.reached.set()
-        assert self.go.wait(600)
-        self.apply(*args, **options)
 
 
 @pytest.fixture
 def slow(monkeypatch):
-    return Slow(monkeypatch)
-
-
-def start(work):
-    """A thread, and the list that its result will be in."""
-    result = []
-    thread = threading.Thread(target=lambda: result.append(work()), daemon=True)
-    thread.start()
-    return thread, result
+    """Sweeps wait before they begin."""
+    return HeldUp(monkeypatch, ops, "apply")
 
 
 def wait_for(condition):
@@ -56,7 +37,7 @@ def wait_for(condition):
 def test_the_next_buffer_fills_while_a_round_is_made(slow):
     server = Server(fedbuff(buffer_size=2), vector(0.0), log=True)
     server.push(client=0, update=vector(1.0), version=0)
-    first, made = start(lambda: server.push(client=1, update=vector(1.0), version=0))
+    made = start(lambda: server.push(client=1, update=vector(1.0), version=0))
     assert slow.reached.wait(600)
     # A pull does not wait; an arrival joins the next buffer, and the round that is being made counts as done.
     assert server.pull().version == server.version == 0
@@ -64,15 +45,13 @@ def test_the_next_buffer_fills_while_a_round_is_made(slow):
     assert (receipt.status, receipt.staleness, receipt.step, receipt.version) == ("joined", 1, 2, 0)
     assert server.arrivals_waiting == 1
     # The one that completes the next buffer waits for this round.
-    second, also_made = start(lambda: server.push(client=3, update=vector(2.0), version=0))
+    also_made = start(lambda: server.push(client=3, update=vector(2.0), version=0))
     time.sleep(0.05)
-    assert not also_made
+    assert not also_made.done()
     slow.go.set()
-    first.join(600)
-    second.join(600)
-    assert made[0].report.version == made[0].step == 1
-    assert also_made[0].report.version == 2
-    assert also_made[0].report.staleness.tolist() == [1, 1]
+    assert made.result(600).report.version == made.result().step == 1
+    assert also_made.result(600).report.version == 2
+    assert also_made.result().report.staleness.tolist() == [1, 1]
     # One after the other, the same joins give the same bits.
     again = Server(fedbuff(buffer_size=2), vector(0.0))
     replay(server.log, again, lambda join: vector(1.0 + join.client_id // 2))
@@ -82,46 +61,32 @@ def test_the_next_buffer_fills_while_a_round_is_made(slow):
 def test_push_waits_for_a_slot_or_raises(slow):
     server = Server(fedbuff(buffer_size=2), vector(0.0), max_slots=2)
     server.push(client=0, update=vector(), version=0)
-    first, _ = start(lambda: server.push(client=1, update=vector(), version=0))
+    first = start(lambda: server.push(client=1, update=vector(), version=0))
     assert slow.reached.wait(600)
     for timeout in (0, 0.02):
-        with pytest.raises(BusyError, match=r"\[push\] all 2 slots of max_slots are taken"):
-            server.push(client=2, update=vector(), version=0, timeout=timeout)
-    waiting, result = start(lambda: server.push(client=2, update=vector(), version=0))
+        check_error("all 2 slots", server.push, client=2, update=vector(), version=0, timeout=timeout, error=BusyError)
+    waiting = start(lambda: server.push(client=2, update=vector(), version=0))
     time.sleep(0.05)
-    assert not result
+    assert not waiting.done()
     slow.go.set()
-    first.join(600)
-    waiting.join(600)
-    assert (result[0].status, result[0].staleness) == ("joined", 1)
+    assert (waiting.result(600).status, waiting.result().staleness) == ("joined", 1)
+    assert first.result(600).status == "joined"
     assert server.counts == dict.fromkeys(server.counts, 0) | {"joined": 3, "refused": 2}
 
 
 def test_a_refused_push_frees_its_slot_for_one_that_waits(monkeypatch):
     """M = 1 and one slot: the second push sleeps until the first one, which is refused, gives its slot back."""
     server = Server(fedbuff(buffer_size=1), vector(0.0), max_slots=1)
-    entered, go, ingest = threading.Event(), threading.Event(), InputAdapter.ingest
-
-    def slow_ingest(*arguments):
-        if threading.current_thread() is bad:
-            entered.set()
-            assert go.wait(600)
-        return ingest(*arguments)
-
-    def refused():
-        check_error("non-finite", server.push, client=0, update=vector(np.nan), version=0)
-
-    monkeypatch.setattr(InputAdapter, "ingest", slow_ingest)
-    bad = threading.Thread(target=refused, daemon=True)
-    bad.start()
-    assert entered.wait(600)
-    good, result = start(lambda: server.push(client=1, update=vector(), version=0))
+    calls = iter([True])  # the first one is held up
+    held = HeldUp(monkeypatch, InputAdapter, "ingest", lambda *_: next(calls, False))
+    bad = start(lambda: check_error("non-finite", server.push, client=0, update=vector(np.nan), version=0))
+    assert held.reached.wait(600)
+    good = start(lambda: server.push(client=1, update=vector(), version=0))
     time.sleep(0.05)
-    assert not result
-    go.set()
-    bad.join(600)
-    good.join(600)
-    assert result[0].report.version == 1
+    assert not good.done()
+    held.go.set()
+    assert bad.result(600)
+    assert good.result(600).report.version == 1
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -130,8 +95,7 @@ def test_a_refused_push_frees_its_slot_for_one_that_waits(monkeypatch):
 def test_an_interrupted_step_is_finished_by_the_next_call(monkeypatch, rule, moment, finish):
     def run(interrupted):
         server = Server(rule, vector(0.5), num_clients=4, max_slots=2)
-        for client in (0, 1, 2):
-            server.push(client=client, update=vector(client + 1.0), version=0)
+        push_all(server, (0, 1, 2), lambda client: vector(client + 1.0), version=0)
         if interrupted:
             with monkeypatch.context() as patch:
                 patch.setattr(ops, "apply", interrupt)
@@ -179,15 +143,14 @@ def test_a_rule_that_calls_its_server_gets_an_error(call):
 
 def test_pulls_during_a_round_in_place_wait_for_whole_params(slow):
     server = Server(fedbuff(buffer_size=1), vector(0.0), inplace=True)
-    pusher, _ = start(lambda: server.push(client=0, update=vector(), version=0))
+    pusher = start(lambda: server.push(client=0, update=vector(), version=0))
     assert slow.reached.wait(600)
-    puller, pulled = start(server.pull)
+    pulled = start(server.pull)
     time.sleep(0.05)
-    assert not pulled
+    assert not pulled.done()
     slow.go.set()
-    pusher.join(600)
-    puller.join(600)
-    assert (pulled[0].version, pulled[0].params.tolist()) == (1, [1.0] * D)
+    assert pusher.result(600).version == 1
+    assert (pulled.result(600).version, pulled.result().params.tolist()) == (1, [1.0] * D)
 
 
 def test_weights_are_decided_before_others_join():
@@ -199,8 +162,7 @@ def test_weights_are_decided_before_others_join():
         return Uniform()(arrivals)
 
     server = Server(Rule("mine", "update", 2, weigh, Calibrate(False), lambda arrivals: Step("sgd")), vector())
-    for client in range(4):
-        server.push(client=client, update=vector(), version=0)
+    push_all(server, range(4), vector(), version=0)
     assert seen == [True, True]
 
 
@@ -209,8 +171,7 @@ def test_a_push_from_a_version_that_a_load_took_back(monkeypatch):
     server = Server(fedbuff(buffer_size=2), vector(0.0))
     without_fast_path(server)  # whose sweep cannot be held up from here
     old = server.state_dict()
-    for client in range(2):
-        server.push(client=client, update=vector(), version=0)
+    push_all(server, range(2), vector(), version=0)
     ingest = InputAdapter.ingest
 
     def load_meanwhile(*arguments):
@@ -226,27 +187,12 @@ def test_a_push_from_a_version_that_a_load_took_back(monkeypatch):
 def test_a_push_that_began_before_a_close_is_refused(checkpoint, tmp_path, monkeypatch):
     server = Server(fedbuff(buffer_size=1), vector(0.0), store=tmp_path / "store")
     without_fast_path(server)
-    reached, go = threading.Event(), threading.Event()
-    adapter = InputAdapter
-    ingest = adapter.ingest
-
-    def held_up(self, *arguments):
-        reached.set()
-        assert go.wait(600)
-        return ingest(self, *arguments)
-
-    monkeypatch.setattr(adapter, "ingest", held_up)
-
-    def late():
-        check_error(r"\[push\] .* is closed", server.push, client=1, update=vector(), version=0, error=StoreError)
-        return True
-
-    thread, refused = start(late)
-    assert reached.wait(600)
+    held, late = HeldUp(monkeypatch, InputAdapter, "ingest"), partial(server.push, client=1, update=vector(), version=0)
+    refused = start(lambda: check_error(r"\[push\] .* is closed", late, error=StoreError))
+    assert held.reached.wait(600)
     server.close(checkpoint=checkpoint)
-    go.set()
-    thread.join(600)
-    assert refused == [True]
+    held.go.set()
+    assert refused.result(600)
     assert (server.joins, server.counts["refused"]) == (0, 1)
     monkeypatch.undo()
     with Server.open(tmp_path / "store") as again:
@@ -255,15 +201,14 @@ def test_a_push_that_began_before_a_close_is_refused(checkpoint, tmp_path, monke
 
 def test_a_close_without_a_checkpoint_waits_for_the_round_that_is_made(slow, tmp_path):
     server = Server(fedbuff(buffer_size=1), vector(0.0), store=tmp_path / "store")
-    thread, made = start(lambda: server.push(client=1, update=vector(), version=0))
+    made = start(lambda: server.push(client=1, update=vector(), version=0))
     assert slow.reached.wait(600)
-    closing, closed = start(lambda: server.close(checkpoint=False))
+    closed = start(lambda: server.close(checkpoint=False))
     time.sleep(0.1)
-    assert not closed
+    assert not closed.done()
     slow.go.set()
-    thread.join(600)
-    closing.join(600)
-    assert made[0].report.version == 1
+    assert closed.result(600) is None
+    assert made.result(600).report.version == 1
     with Server.open(tmp_path / "store") as again:
         assert again.version == 1
 
@@ -277,8 +222,7 @@ def test_a_close_just_before_the_round_is_published(call, tmp_path):
     def closed_after(job):
         run(job)
         job.driver = None  # its frames have ended
-        closing, _ = start(lambda: server.close(checkpoint=False))
-        closing.join(600)
+        start(lambda: server.close(checkpoint=False)).result(600)
         assert aggregator_of(server).admission.closed
 
     if call == "flush":
@@ -302,9 +246,7 @@ def test_a_failed_step_is_reported_to_the_push_that_made_it(meanwhile, tmp_path)
         job.done[0], job.saved, job.driver = False, True, None  # as after a value that is not finite
         act = (lambda: server.load_state_dict(saved)) if meanwhile == "load" else (lambda: server.close())
         make_rounds_by(server, run)
-        other, _ = start(act)
-        other.join(600)
-        assert not other.is_alive()
+        start(act).result(600)
 
     make_rounds_by(server, failed)
     check_error(r"\[push\] the step to version 1 wrote", server.push, client=1, update=vector(), version=0)
@@ -314,13 +256,13 @@ def test_a_failed_step_is_reported_to_the_push_that_made_it(meanwhile, tmp_path)
 def test_the_push_that_completes_a_round_makes_it(slow, monkeypatch):
     """Another thread that waits for a slot does not take the round away from it."""
     server = Server(fedbuff(buffer_size=1), vector(0.0), max_slots=1)
-    thread, made = start(lambda: server.push(client=1, update=vector(), version=0))
+    threads = []
+    made = start(lambda: threads.append(threading.get_ident()) or server.push(client=1, update=vector(), version=0))
     assert slow.reached.wait(600)
     check_raises(BusyError, server.push, client=2, update=vector(), version=0, timeout=0)
-    assert aggregator_of(server).admission.round.driver == thread.ident
+    assert aggregator_of(server).admission.round.driver == threads[0]
     slow.go.set()
-    thread.join(600)
-    assert made[0].report.version == 1
+    assert made.result(600).report.version == 1
 
 
 def test_a_signal_handler_amid_any_call_is_refused_or_served(monkeypatch):
@@ -362,7 +304,6 @@ def test_a_stored_traceback_of_an_interrupt_holds_no_version(monkeypatch):
             server.push(client=0, update=vector(), version=0)
         except KeyboardInterrupt as error:
             held.append(error)
-    for _ in range(3):
-        server.push(client=0, update=vector(), version=server.version, timeout=1)
+    push_all(server, [0] * 3, vector(), timeout=1)
     assert server.version == 4
     assert held

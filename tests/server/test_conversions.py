@@ -1,8 +1,7 @@
 """push(update=, gradient= or model=): the bits of converting first, in NumPy, and pushing what the rule takes."""
 
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from itertools import product
-from threading import Event
 
 import numpy as np
 import pytest
@@ -13,7 +12,8 @@ from afflux import AffluxError, Server, replay
 from afflux.aggregation.round import Round
 from afflux.arrays import devices
 from afflux.rules import RULES, afa_cs, ca2fl, fedasync, fedavg, fedbuff, mf_ca2fl, wkafl
-from conftest import bits, check_error
+from conftest import bits, check_error, ready
+from held_up import HeldUp, start
 from inside import without_fast_path
 
 D, CLIENTS = 70, 4
@@ -27,9 +27,7 @@ def fresh(rule, dtype="float32", start=None, **options):
     rng = np.random.default_rng(1)
     params = rng.standard_normal(D).astype(dtype) if start is None else start
     server = Server(rule, params, num_clients=CLIENTS, dtype=dtype, log=True, **options)
-    for name in rule.needs.handed_in:
-        server.set_rule_vector(name, np.full(D, 0.25, dtype))
-    return server
+    return ready(server, np.full(D, 0.25, dtype))
 
 
 def converted(given, wanted, sent, base):
@@ -120,7 +118,8 @@ def test_the_update_of_a_float64_model_is_rounded_once():
 
 
 def test_a_module_a_state_dict_a_list_and_a_flat_vector_are_one_model(rng):
-    torch = pytest.importorskip("torch")
+    import torch
+
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 2))
     layout_server = Server(fedavg(buffer_size=1), model)
@@ -144,7 +143,8 @@ def test_a_module_a_state_dict_a_list_and_a_flat_vector_are_one_model(rng):
 
 def test_a_bfloat16_client_never_saw_more_of_the_base():
     """What it has not changed is no update, whatever the base has beyond bfloat16."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     start = {"w": torch.randn(300), "b": torch.randn(5, dtype=torch.float64)}
     server = Server(fedbuff(buffer_size=1), start)
     mine = {"w": torch.empty(300, dtype=torch.bfloat16), "b": torch.empty(5, dtype=torch.float16)}
@@ -161,8 +161,7 @@ def test_pulled_versions_and_their_numbers():
     server.push(client=1, version=old, update=np.ones(D, np.float32))
     assert server.push(client=2, version=old, update=np.ones(D, np.float32)).staleness == 1
     assert server.push(client=2, version=server.version, update=np.ones(D, np.float32)).staleness == 0
-    with pytest.raises(AffluxError, match=r"client 3's update needs version 0: .* held: push the task of checkout\(cl"):
-        server.push(client=3, version=0, update=np.ones(D, np.float32))
+    check_error("client 3's update needs version 0", server.push, client=3, version=0, update=np.ones(D, np.float32))
     assert (server.counts["refused"], server.counts["expired"], server.versions_held) == (1, 0, 2)
     recording = fresh(fedasync(), faults="record")
     recording.push(client=1, version=0, model=np.ones(D, np.float32))
@@ -194,24 +193,15 @@ def test_in_place_the_number_of_the_newest_version_is_enough():
 
 def test_in_place_a_conversion_waits_for_the_round_of_another_thread(monkeypatch):
     """Its base is the version that the client names, whole, or none."""
-    server, started, go_on = fresh(fedbuff(buffer_size=2), inplace=True), Event(), Event()
-    make = Round.make
-
-    def held(self, num_threads):
-        started.set()
-        assert go_on.wait(600)
-        make(self, num_threads)
-
-    monkeypatch.setattr(Round, "make", held)
+    server, held = fresh(fedbuff(buffer_size=2), inplace=True), HeldUp(monkeypatch, Round, "make")
     server.push(client=1, version=0, update=np.ones(D, np.float32))
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(server.push, client=2, version=0, update=np.ones(D, np.float32))
-        assert started.wait(600)
-        second = threads.submit(server.push, client=3, version=0, model=np.ones(D, np.float32))
-        assert not wait([second], 0.05).done
-        go_on.set()
-        assert first.result(30).status == "joined"
-        check_error("client 3's model needs version 0", second.result, 30)
+    first = start(lambda: server.push(client=2, version=0, update=np.ones(D, np.float32)))
+    assert held.reached.wait(600)
+    second = start(lambda: server.push(client=3, version=0, model=np.ones(D, np.float32)))
+    assert not wait([second], 0.05).done
+    held.go.set()
+    assert first.result(30).status == "joined"
+    check_error("client 3's model needs version 0", second.result, 30)
 
 
 def test_a_non_finite_conversion_names_what_it_would_be():
@@ -256,7 +246,8 @@ def test_switching_rules_changes_one_line():
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_a_client_of_16_bits_that_changes_nothing_sends_nothing(kind, dtype, rng):
     """Of NumPy and of torch: what it loads is what the server subtracts, also where float64 would be rounded twice."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     start = rng.standard_normal(400)
     start[:3] = 1 + 2.0**-11 + 2.0**-30, 1 + 2.0**-8 + 2.0**-40, -(1 + 2.0**-11 + 2.0**-30)
     clients = [torch.empty(400, dtype=getattr(torch, kind))]
@@ -270,7 +261,9 @@ def test_a_client_of_16_bits_that_changes_nothing_sends_nothing(kind, dtype, rng
 
 
 def test_a_tree_has_the_dtypes_of_the_first_params():
-    ml_dtypes, jnp = pytest.importorskip("ml_dtypes"), pytest.importorskip("jax.numpy")
+    import jax.numpy as jnp
+    import ml_dtypes
+
     first = {"a": np.ones(3, ml_dtypes.bfloat16), "b": jnp.ones(2, jnp.bfloat16), "n": jnp.array([3, 4])}
     tree = Server(fedavg(buffer_size=1), first).checkout(1).tree()
     assert {name: array.dtype for name, array in tree.items()} == {name: array.dtype for name, array in first.items()}
@@ -279,7 +272,8 @@ def test_a_tree_has_the_dtypes_of_the_first_params():
 
 def test_numbers_in_arrays_without_dimensions():
     """As a loop in torch has them before it calls item()."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     server = fresh(fedbuff(buffer_size=1))
     for made in (torch.tensor, np.array, np.float32):
         numbers = {"client_lr": made(0.5), "local_steps": made(2.0), "num_examples": made(5.0), "loss": made(0.25)}

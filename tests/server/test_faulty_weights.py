@@ -14,16 +14,12 @@ from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.presets.zenopp import ScoreTest
 from afflux.rules.staleness import Constant, Exponential
 from afflux.rules.weights import Examples, Staleness, Uniform
-from conftest import bits, check_error
+from checked_out import D, vector
+from conftest import bits, check_error, push_all, ready
 from pairwise import soak
 from steps import STEPS
 
-D = 5
 COUNTS = Staleness(Constant(), None, by_examples=True)
-
-
-def vector(value):
-    return np.full(D, value, np.float32)
 
 
 def scored(size, **options):
@@ -172,8 +168,7 @@ def test_a_sum_cannot_lose_an_arrival():
     server.push(client=0, version=0, update=vector(1.0), num_examples=2**62)
     check_error("could overflow", server.push, client=1, version=0, update=vector(1.0))
     assert server.discard() == 1
-    for client in (0, 1):
-        server.push(client=client, version=0, update=vector(1.0))
+    push_all(server, (0, 1), vector(1.0), version=0)
     assert server.params.tolist() == [2.0] * D
 
 
@@ -220,8 +215,7 @@ def test_no_value_of_a_client_fails_a_round(name):
     """One client of three, then all, with each magnitude, number of examples and loss; then honest rounds move."""
     rule = EACH[name]()
     server = Server(rule, vector(0.0), num_clients=9, faults="record")
-    for each in rule.needs.handed_in:
-        server.set_rule_vector(each, vector(1.0))
+    ready(server, vector(1.0))
     turn = 0
 
     def push(client, value, **facts):

@@ -1,6 +1,5 @@
 """flush_after: a step with the arrivals that have waited for too long, made by the next `poll`."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
 
@@ -13,7 +12,8 @@ from afflux import Cut, Server, StoreError, replay
 from afflux.aggregation.round import Round
 from afflux.rules import ca2fl, fadas, fedbuff, gsgm, zenopp
 from checked_out import D, push, vector
-from conftest import bits, check_error, check_raises
+from conftest import bits, check_error, check_raises, raising
+from held_up import HeldUp, start
 from inside import aggregator_of, mutex_of, stopped_clock, store_of
 
 CLIENTS = 9
@@ -130,25 +130,16 @@ def test_a_rule_that_pulls_while_a_late_step_is_decided(clock):
 
 
 def test_pulls_do_not_wait_for_the_step_of_another_thread(clock, monkeypatch):
-    started, go_on = Event(), Event()
-    make = Round.make
-
-    def held(self, num_threads):
-        started.set()
-        assert go_on.wait(600)
-        make(self, num_threads)
-
     server = Server(fedbuff(buffer_size=2), vector(0.0), flush_after=10)
     push(server)
-    monkeypatch.setattr(Round, "make", held)
-    with ThreadPoolExecutor(1) as threads:
-        other = threads.submit(push, server, 1)
-        assert started.wait(600)
-        server.push(client=2, version=0, update=vector())
-        clock.now += 11
-        assert (server.pull().version, server.arrivals_waiting) == (0, 1)
-        go_on.set()
-        assert other.result().version == 1
+    held = HeldUp(monkeypatch, Round, "make")
+    other = start(lambda: push(server, 1))
+    assert held.reached.wait(600)
+    server.push(client=2, version=0, update=vector())
+    clock.now += 11
+    assert (server.pull().version, server.arrivals_waiting) == (0, 1)
+    held.go.set()
+    assert other.result(600).version == 1
 
 
 def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock):
@@ -164,22 +155,18 @@ def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock):
     server = Server(replace(fedbuff(buffer_size=2), weigh=weigh), vector(0.0), flush_after=10)
     push(server, "first")
     slow.set()
-    with ThreadPoolExecutor(1) as threads:
-        other = threads.submit(push, server, "other")
-        assert started.wait(600)
-        clock.now += 11
-        assert (server.pull().version, server.arrivals_waiting) == (0, 1)
-        assert not other.done()
-        go_on.set()
-        assert other.result(30).status == "joined"
+    other = start(lambda: push(server, "other"))
+    assert started.wait(600)
+    clock.now += 11
+    assert (server.pull().version, server.arrivals_waiting) == (0, 1)
+    assert not other.done()
+    go_on.set()
+    assert other.result(30).status == "joined"
     assert server.version == 1
 
 
 def test_an_interrupt_of_a_late_step_leaves_the_mutex_free(clock, monkeypatch):
-    def interrupted(arrivals):
-        raise KeyboardInterrupt
-
-    server = Server(replace(fedbuff(buffer_size=2), weigh=interrupted), vector(0.0), flush_after=10)
+    server = Server(replace(fedbuff(buffer_size=2), weigh=raising(KeyboardInterrupt)), vector(0.0), flush_after=10)
     push(server)
     clock.now += 11
     check_raises(KeyboardInterrupt, server.poll)
@@ -188,12 +175,9 @@ def test_an_interrupt_of_a_late_step_leaves_the_mutex_free(clock, monkeypatch):
 
 
 def test_a_round_that_was_interrupted_does_not_hold_up_a_late_step(clock, monkeypatch):
-    def interrupted(self, num_threads):
-        raise KeyboardInterrupt
-
     server = Server(fedbuff(buffer_size=2), vector(0.0), flush_after=10)
     with monkeypatch.context() as patch:
-        patch.setattr(Round, "make", interrupted)
+        patch.setattr(Round, "make", raising(KeyboardInterrupt))
         push(server, 0)
         check_raises(KeyboardInterrupt, push, server, 1)
     assert push(server, 2).status == "joined"
@@ -265,11 +249,7 @@ def test_a_late_step_that_cannot_be_saved(clock, tmp_path, monkeypatch):
     push(server, 1)
     clock.now += 11
     with monkeypatch.context() as patch:
-
-        def full(*_):
-            raise StoreError("[store] the disk is full")
-
-        patch.setattr(type(store_of(server)), "save_round", full)
+        patch.setattr(type(store_of(server)), "save_round", raising(StoreError, "[store] the disk is full"))
         check_error("the disk is full", server.poll, error=StoreError)
         assert push(server, 2).status == "joined"
         assert server.version == 0

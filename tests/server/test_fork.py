@@ -24,6 +24,28 @@ def rounds(server, count):
     for i in range(2 * count):
         server.push(client=i % 2, update=one, version=server.version)
     return server.version, float(server.params[7])
+
+def refuses(text, *calls):
+    for call in calls:
+        try:
+            call()
+        except UnavailableError as error:
+            assert text in str(error), error
+        else:
+            os._exit(1)
+
+def amid_a_sweep(push):
+    # A thread that pushes, held up before its sweep, and the event that lets it go on.
+    reached, go, apply = threading.Event(), threading.Event(), ops.apply
+    def slow(*args, **options):
+        reached.set()
+        go.wait(600)
+        apply(*args, **options)
+    ops.apply = slow
+    pusher = threading.Thread(target=push)
+    pusher.start()
+    reached.wait(600)
+    return pusher, go
 """
 
 
@@ -130,28 +152,15 @@ def test_a_fork_amid_a_pass():
 
 def test_a_fork_amid_a_round_raises_in_the_child():
     run("""
-    reached, go, apply = threading.Event(), threading.Event(), ops.apply
-    def slow(*args, **options):
-        reached.set()
-        go.wait(600)
-        apply(*args, **options)
-    ops.apply = slow
     server.push(client=0, update=one, version=0)
-    pusher = threading.Thread(target=server.push, kwargs=dict(client=1, update=one, version=0))
-    pusher.start()
-    reached.wait(600)
+    pusher, go = amid_a_sweep(lambda: server.push(client=1, update=one, version=0))
     child = os.fork()
     if child == 0:
         assert server.pull().version == 0  # reading is always possible
         assert server.counts["joined"] == 2
         push = lambda: server.push(client=2, update=one, version=0)
-        for call in (push, server.flush, server.state_dict, lambda: server.rows):
-            try:
-                call()
-            except UnavailableError as error:
-                assert "forked while another thread used the server" in str(error), error
-            else:
-                os._exit(1)
+        text = "forked while another thread used the server"
+        refuses(text, push, server.flush, server.state_dict, lambda: server.rows)
         os._exit(0)
     go.set()
     pusher.join(600)
@@ -289,9 +298,7 @@ def test_a_child_reads_the_versions_of_a_store_as_they_were_at_the_fork(plane, t
 @pytest.mark.parametrize("plane", ["None", "ShardedPlane(2)"])
 def test_a_child_reads_no_rows_of_a_store_and_the_sum_as_it_was_at_the_fork(plane, tmp_path):
     run(f"""
-    from afflux import UnavailableError
     from afflux.aggregation.sharded_plane import ShardedPlane
-    from afflux.rules import ca2fl
     options = dict(store={str(tmp_path / "store")!r}, num_clients=4, plane={plane})
     server = Server(ca2fl(buffer_size=1), np.zeros(d, np.float32), **options)
     push = lambda value: server.push(client="ann", version=server.version, update=np.full(d, value, np.float32))
@@ -303,13 +310,8 @@ def test_a_child_reads_no_rows_of_a_store_and_the_sum_as_it_was_at_the_fork(plan
     if child == 0:
         os.read(begin, 1)
         assert set(rows.sum.tolist()) == set(total.tolist()) == {{2.0}}
-        for read in (lambda: rows.row("ann"), lambda: [*rows.values()], lambda: rows.client_ids, lambda: "ann" in rows):
-            try:
-                read()
-            except UnavailableError as error:
-                assert "forked" in str(error)
-            else:
-                os._exit(1)
+        reads = lambda: rows.row("ann"), lambda: [*rows.values()], lambda: rows.client_ids, lambda: "ann" in rows
+        refuses("forked", *reads)
         os._exit(0)
     for value in range(3, 9):
         push(float(value))
@@ -323,7 +325,6 @@ def test_a_child_without_memory_for_a_copy_raises_an_error(tmp_path):
     """In place of the end of the process by a signal, when it reads the pages."""
     run(f"""
     import resource
-    from afflux import UnavailableError
     d = 4_000_000
     server = Server(fedbuff(buffer_size=1), np.zeros(d, np.float32), store={str(tmp_path / "store")!r})
     task = server.checkout("ann")
@@ -332,13 +333,8 @@ def test_a_child_without_memory_for_a_copy_raises_an_error(tmp_path):
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
-        for read in (server.pull, lambda: server.pull(out=np.empty(d, np.float32)), lambda: task.params, task.tree):
-            try:
-                read()
-            except UnavailableError as error:
-                assert "forked" in str(error)
-            else:
-                os._exit(1)
+        reads = server.pull, lambda: server.pull(out=np.empty(d, np.float32)), lambda: task.params, task.tree
+        refuses("forked", *reads)
         own = Server(fedbuff(buffer_size=1), np.zeros(4, np.float32))
         own.push(client=1, version=0, update=np.ones(4, np.float32))
         os._exit(0 if own.params.tolist() == [1.0] * 4 else 2)

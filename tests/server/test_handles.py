@@ -16,10 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fake_ray
 from afflux import AffluxError, BlockedError, BusyError, PlaneError, Server, StoreError, UnavailableError, rules
 from afflux.aggregation.reports import STATUSES, Receipt, Report
-from afflux.distributed import RayPlane, connection, messages
+from afflux.distributed import RayPlane, messages
 from afflux.distributed.messages import Failed, decode, encode
 from afflux.distributed.shard import Ref
 from afflux.ops import Ingested
@@ -31,14 +30,6 @@ from sharded_runs import SUPERBLOCK
 pytestmark = pytest.mark.filterwarnings("ignore:.RayPlane. .* elements a shard:RuntimeWarning")
 SIZE = 2 * SUPERBLOCK + 77
 VECTOR = np.linspace(-1, 1, SIZE, dtype=np.float32)
-
-
-@pytest.fixture
-def ray(monkeypatch):
-    fake = fake_ray.FakeRay()
-    monkeypatch.setattr(connection, "import_ray", lambda: fake)
-    yield fake
-    fake.shutdown()
 
 
 def comparable(value):
@@ -176,7 +167,8 @@ def test_arguments_become_plain_data(value, expected):
 
 
 def test_numbers_of_torch_become_plain_data():
-    torch = pytest.importorskip("torch")
+    import torch
+
     assert messages.plain("it", torch.tensor(0.5)) == 0.5
     assert type(messages.plain("it", torch.tensor(3))) is int
 
@@ -324,7 +316,8 @@ def test_a_handle_has_the_receipts_errors_and_bits_of_the_server(faults, ray):
 
 
 def test_buffers_of_modules_cross(ray):
-    torch = pytest.importorskip("torch")
+    import torch
+
     torch.manual_seed(1)
     module, trained = [torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)) for _ in range(2)]
     trained(torch.randn(8, 3))

@@ -7,6 +7,7 @@ import pytest
 
 from afflux import AffluxError, Server, aggregate
 from afflux.rules import fadas, fedasync, fedbuff
+from held_up import start
 
 COUNT, SIZE = 5, 30_000  #: arrays of a tree, and elements of each: more than one thread sweeps them
 ENOUGH, MOST = 40, 4_000  #: calls: at least, and at most until both outcomes were seen
@@ -24,12 +25,10 @@ def disturbed():
                 array[-7] = value
                 stop.wait(1e-4)
 
-    writer = threading.Thread(target=write)
-    writer.start()
+    writer = start(write)
     yield trees
     stop.set()
-    writer.join(600)
-    assert not writer.is_alive()
+    writer.result(600)
 
 
 def both_outcomes(call):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from afflux import AffluxError, Server, replay, store
 from afflux.rules import fedbuff, gsgm, mf_ca2fl
-from conftest import bits, check_error
+from conftest import bits, check_error, push_all
 from crashes import MEMORY
 from inside import without_fast_path
 
@@ -53,8 +53,7 @@ def test_ids_have_at_most_1024_bytes(fast):
 def test_a_state_has_ids_that_a_push_takes(place):
     rule = gsgm(buffer_size=2) if place == "passed" else mf_ca2fl(buffer_size=2)
     server = Server(rule, np.zeros(D), num_clients=9, log=True)
-    for client in ("a", "b", "c"):
-        server.push(client=client, **{rule.kind: np.ones(D)}, version=0)
+    push_all(server, ("a", "b", "c"), np.ones(D), version=0)
     state, short = server.state_dict(), '"c"' if place == "waiting" else '"a"'
     entries = json.dumps(state["meta"][place])
     assert short in entries

@@ -10,7 +10,7 @@ import pytest
 
 from afflux import Layout, Server
 from afflux.rules import fedbuff
-from conftest import bits, check_error
+from conftest import bits, check_error, raising
 
 SHAPES = {"scale": (), "none": (0, 4), "head": (2, 3, 2), "encoder.0.weight": (3, 4), "encoder.0.bias": (3,)}
 
@@ -33,7 +33,8 @@ def numpy_array(array, dtype, strided):
 
 
 def torch_array(array, dtype, strided):
-    torch = pytest.importorskip("torch")
+    import torch
+
     tensor = torch.tensor(array).to(getattr(torch, dtype))
     tensor = tensor.repeat_interleave(2, -1)[..., ::2] if strided and array.ndim else tensor
     return tensor.requires_grad_()
@@ -41,7 +42,8 @@ def torch_array(array, dtype, strided):
 
 def jax_array(array, dtype, strided):
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    jax = pytest.importorskip("jax")
+    import jax
+
     with jax.enable_x64(True):
         return jax.numpy.asarray(array, dtype)
 
@@ -50,7 +52,8 @@ LIBRARIES = {"numpy": numpy_array, "torch": torch_array, "jax": jax_array}
 
 
 def module(leaves):
-    torch = pytest.importorskip("torch")
+    import torch
+
     tree = torch.nn.Module()
     for path, tensor in leaves.items():
         *owners, name = path.split(".")
@@ -207,12 +210,14 @@ def test_names_match_whatever_the_order_and_the_nesting():
 
 
 def module_of(leaves):
-    torch = pytest.importorskip("torch")
+    import torch
+
     return module({name: torch.tensor(array) for name, array in leaves.items()})
 
 
 def batch_norm():
-    torch = pytest.importorskip("torch")
+    import torch
+
     net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     net.register_buffer("mask", torch.tensor([True, False]))
     net.register_buffer("cached", torch.ones(7), persistent=False)
@@ -301,7 +306,8 @@ def test_sequences_keep_their_places():
 
 
 def test_state_dicts_hold_tied_arrays_under_all_their_names():
-    torch = pytest.importorskip("torch")
+    import torch
+
     net = torch.nn.ModuleDict({"embed": torch.nn.Embedding(5, 3), "head": torch.nn.Linear(3, 5, bias=False)})
     net["head"].weight = net["embed"].weight
     net["norm"] = net["again"] = torch.nn.BatchNorm1d(2)
@@ -323,7 +329,7 @@ def test_state_dicts_hold_tied_arrays_under_all_their_names():
 
 @pytest.mark.parametrize("wrong", [RuntimeError("no state dict"), None])
 def test_a_state_dict_of_its_own_is_not_called_for_a_layout(wrong):
-    torch = pytest.importorskip("torch")
+    import torch
 
     class Own(torch.nn.Linear):
         def state_dict(self):
@@ -336,7 +342,8 @@ def test_a_state_dict_of_its_own_is_not_called_for_a_layout(wrong):
 
 
 def test_modules_inside_a_tree():
-    torch = pytest.importorskip("torch")
+    import torch
+
     tree = {"actor": torch.nn.BatchNorm1d(2), "steps": [torch.nn.Linear(1, 1)]}
     tree["actor"].register_buffer("offset", torch.ones(2))  # only the module knows that it is a buffer
     layout = Layout.of(tree)
@@ -368,7 +375,8 @@ def test_what_the_engine_cannot_read_is_converted(array):
 
 
 def test_channels_last_is_copied_alone():
-    torch = pytest.importorskip("torch")
+    import torch
+
     net = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     weight, bias = Layout.of(net).parts(net)
     assert weight.is_contiguous()
@@ -377,7 +385,8 @@ def test_channels_last_is_copied_alone():
 
 
 def test_rounding_and_range():
-    torch = pytest.importorskip("torch")
+    import torch
+
     tree = [np.array([1 + 2.0**-24 + 2.0**-40, 1e300, np.nan, -0.0, 1e-45])]
     layout = Layout.of(tree)
     with np.errstate(over="ignore"):
@@ -409,13 +418,10 @@ def test_load_at_the_ends_of_the_range():
 
 @pytest.mark.parametrize("old", [False, True], ids=["dlpack", "no read-only dlpack"])
 def test_load_from_read_only_memory_is_seen_by_autograd(old, monkeypatch):
-    torch = pytest.importorskip("torch")
+    import torch
+
     if old:
-
-        def refuse(array):
-            raise BufferError("Cannot export readonly array")
-
-        monkeypatch.setattr("torch.utils.dlpack.from_dlpack", refuse)
+        monkeypatch.setattr("torch.utils.dlpack.from_dlpack", raising(BufferError, "Cannot export readonly array"))
     net = torch.nn.Linear(3, 1)
     loss = (net.weight**2).sum()
     flat = np.arange(4, dtype=np.float32)

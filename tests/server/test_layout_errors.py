@@ -15,14 +15,8 @@ from conftest import check_error, read_only
         ({}, "the tree lacks w, b$"),
         ({"w": np.ones(2), "b": None}, "the tree lacks b$"),
         ({"w": np.ones(2), "b": np.ones(1), "z": np.ones(1), "y": np.ones(1)}, "the tree holds y, z, which"),
-        (
-            {"module.w": np.ones(2), "w": np.ones(2), "b": np.ones(1)},
-            "(module.w and w|w and module.w) are both called w without wrappers$",
-        ),
-        (
-            {"other.w": np.ones(2), "b": np.ones(1)},
-            "the tree lacks w; the tree holds other.w, which the layout does not$",
-        ),
+        ({"module.w": np.ones(2), "w": np.ones(2), "b": np.ones(1)}, "(module.w and w|w and module.w) are both called"),
+        ({"other.w": np.ones(2), "b": np.ones(1)}, "the tree lacks w; the tree holds other.w"),
         ({"w": np.ones((2, 1)), "b": np.ones(1)}, r"w has shape \(2, 1\), the layout has \(2,\)"),
         ({"w": np.ones(2), "b": np.ones(())}, r"b has shape \(\), the layout has \(1,\)"),
         ({"w": np.ones(2), "b": 3.0}, "b is a float, expected an array"),
@@ -134,7 +128,8 @@ def test_counters_beyond_their_range_are_refused(dtype, value, message, strided)
 
 
 def test_flat_vectors_without_memory():
-    torch = pytest.importorskip("torch")
+    import torch
+
     check_error("flat is a Tensor, expected a", Layout.of({"a": np.zeros(3)}).views, torch.empty(3, device="meta"))
     check_error(r"^\[pull\] out: ", Server(fedbuff(), np.zeros(3, np.float32)).pull, out=torch.empty(3, device="meta"))
 

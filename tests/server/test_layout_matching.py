@@ -9,6 +9,7 @@ from collections import OrderedDict, defaultdict
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +18,6 @@ from afflux.arrays import modules
 from afflux.arrays.trees import Walk
 from afflux.rules import fedasync, fedbuff, sasgd
 from conftest import FakeCuda, bits, check_error
-
-torch = pytest.importorskip("torch")
 
 LIBRARIES = {
     "numpy": lambda array: array,
@@ -446,10 +445,7 @@ def test_errors_about_trees_of_a_known_kind_say_what_to_write():
     local = r'Layout.of\(model, roles=\{.*running_mean": "local"'
     for call, message in (
         (lambda: server.push(client=1, version=0, update=delta), f"differences in place of .*buffers=.*{local}"),
-        (
-            lambda: server.push(client=1, version=0, model={"weight": norm.weight, "bias": norm.bias}),
-            f"lacks .*{local}",
-        ),
+        (lambda: server.push(client=1, version=0, model={"weight": norm.weight, "bias": norm.bias}), f"lacks.*{local}"),
         (lambda: server.push(client=1, version=0, model=averaged), r"n_averaged, .*: give its \.module$"),
         (lambda: server.pull(out=averaged.state_dict()), r"n_averaged, .*: give its \.module$"),
         (lambda: Server(fedbuff(), averaged).push(client=1, version=0, model=norm), "n_averaged.*give its .module"),

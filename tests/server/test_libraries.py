@@ -203,7 +203,8 @@ def test_named_tuples_come_out_with_their_arrays(jax):
 
 def test_equinox(jax):
     """A module with functions among its leaves comes out as a module of its class."""
-    eqx = pytest.importorskip("equinox")
+    import equinox as eqx
+
     make = eqx.filter_eval_shape(lambda: eqx.nn.MLP(2, 1, 3, 1, key=jax.random.key(0)))
     model = jax.tree.map(lambda leaf: np.ones(leaf.shape, "f4") if hasattr(leaf, "shape") else leaf, make)
     server = Server(fedbuff(buffer_size=1), model)
@@ -219,7 +220,8 @@ def test_equinox(jax):
 
 
 def test_haiku(jax):
-    hk = pytest.importorskip("haiku")
+    import haiku as hk
+
     network = hk.transform_with_state(lambda x: hk.BatchNorm(True, True, 0.9)(hk.Linear(3)(x), True))
     params, state = made(jax, network.init, jax.random.PRNGKey(0), jax.numpy.ones((2, 2)))
     found = roles({"params": params, "state": state})
@@ -258,7 +260,9 @@ def test_linen_by_collection(jax, nnx):
 
 @pytest.fixture(scope="module")
 def library_containers(jax, nnx, keras):
-    haiku, equinox = pytest.importorskip("haiku"), pytest.importorskip("equinox")
+    import equinox
+    import haiku
+
     return library_trees.containers(jax, nnx, haiku, equinox, keras)
 
 

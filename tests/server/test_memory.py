@@ -13,6 +13,7 @@ import pytest
 
 from afflux import Server
 from afflux.rules import ca2fl, fadas, fedbuff, gsgm
+from conftest import push_all
 from inside import aggregator_of
 from surroundings import references_alone
 
@@ -102,8 +103,7 @@ def test_a_deleted_server_frees_its_memory_without_the_garbage_collector(rule, o
     gc.collect()
     with references_alone():
         server = Server(rule(buffer_size=2), np.zeros(8), num_clients=4, **options)
-        for client in range(4):
-            server.push(client=client, version=server.version, **{server.rule.kind: np.ones(8)})
+        push_all(server, range(4), np.ones(8))
         plane = weakref.ref(server._aggregator.plane)
         del server
         assert plane() is None

@@ -11,7 +11,7 @@ from afflux import Rule, Server, Weights
 from afflux.rules import RULES, afa_cs, fedbuff, wkafl
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
-from conftest import ready
+from conftest import push_all, ready
 
 D, M = 6, 3
 KEYS = [
@@ -62,8 +62,7 @@ def test_all_numbers_of_one_step():
 
 def test_staleness_over_the_arrivals():
     server = Server(fedbuff(buffer_size=2), np.zeros(D, np.float32))
-    for client in range(4):
-        receipt = server.push(client=client, update=np.ones(D, np.float32), version=0 if client < 3 else 1)
+    receipt = push_all(server, range(4), np.ones(D, np.float32), version=lambda client: 0 if client < 3 else 1)
     metrics = receipt.report.metrics()
     assert (metrics["staleness_mean"], metrics["staleness_max"], metrics["version"]) == (0.5, 1.0, 2.0)
 
@@ -123,8 +122,7 @@ def test_no_number_overflows_or_vanishes(scale):
 )
 def test_bytes_of_the_vectors_that_went_in(options, size):
     server = Server(fedbuff(buffer_size=M), np.zeros(D, np.float32), **options)
-    for client in range(2):
-        server.push(client=client, update=np.ones(D, np.float32), version=0)
+    push_all(server, range(2), np.ones(D, np.float32), version=0)
     report = server.flush()
     assert report.nbytes == report.metrics()["bytes"] == 2 * D * size
 
@@ -139,8 +137,7 @@ def test_a_round_that_rejects_all_arrivals(skip, stepped):
     """The version grows if and only if `stepped`; params do not change."""
     weigh = Gives(0.0, 0.0, skip=skip)
     server = Server(Rule("own", "update", 2, weigh, NONE, Sgd(0.25)), np.ones(D, np.float32))
-    for client in range(2):
-        receipt = server.push(client=client, update=np.full(D, 1.0 + client, np.float32), version=0)
+    receipt = push_all(server, range(2), lambda client: np.full(D, 1.0 + client, np.float32), version=0)
     metrics = receipt.report.metrics()
     assert (metrics["stepped"], metrics["rejected"], metrics["version"]) == (float(stepped), 2.0, float(stepped))
     assert (server.version, server.params.tolist(), all(receipt.report.rejected)) == (stepped, [1.0] * D, True)

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 from afflux import Server, replay
 from afflux.arrays import interop
 from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
 from afflux.server.pushing import CallError
-from conftest import awkward, bits, check_error, preset, ready, same_state
-
-torch = pytest.importorskip("torch")
+from conftest import awkward, bits, check_error, preset, push_all, ready, same_state
 
 
 def module(seed=0):
@@ -115,10 +114,7 @@ def test_fedasync_mixes_buffers_like_params():
         (None, r"client 3's push lacks the model's buffers \(1.running_mean, 1.running_var, 1.num_batches_tracked\)"),
         (np.zeros(8), r"client 3's buffers has shape \(8,\), expected \(9,\)"),
         ({"1.running_mean": np.zeros(4)}, "client 3's buffers: .* lacks 1.running_var"),
-        (
-            np.array([0.0] * 4 + [np.nan] + [0.0] * 4),
-            r"client 3's buffers has a non-finite value at index 4 \(in 1.running_var\)",
-        ),
+        (np.array([0.0] * 4 + [np.nan] + [0.0] * 4), r"client 3's buffers has .* at index 4 \(in 1.running_var\)"),
         ("none", "client 3's buffers: "),
     ],
 )
@@ -161,9 +157,7 @@ def test_what_does_not_fit_the_params():
     check_error(r"\[pull\] out: .* lacks", server.pull, out={"w": np.zeros(34)})
     check_error(r"\[pull\] out: this server was made with a flat vector", flat.pull, out=[np.zeros(1), np.zeros(1)])
     check_error("client 0's update is a list", flat.push, client=0, update=[np.zeros(1), np.zeros(1)], version=0)
-    check_error(
-        r"layout is .* in the state, None here", Server(fedavg(), np.zeros(34)).load_state_dict, server.state_dict()
-    )
+    check_error("layout is .* state, None here", Server(fedavg(), np.zeros(34)).load_state_dict, server.state_dict())
 
 
 # Types of params and slots
@@ -262,8 +256,7 @@ def test_in_place_gives_the_same_bits(name, rng):
     assert bits(servers[0].params) == bits(servers[1].params)
     held = servers[1].pull().params
     before = bits(held)
-    for i in range(20):
-        servers[1].push(client=i, **{servers[1].rule.kind: np.ones(size)}, version=0)
+    push_all(servers[1], range(20), np.ones(size), version=0)
     assert bits(held) == before  # a copy
     assert servers[1].versions_held == 1
 

@@ -4,12 +4,11 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 from afflux import AffluxError, Layout, Server, rules
 from afflux.rules import fedbuff
 from conftest import bits, check_error
-
-torch = pytest.importorskip("torch")
 
 
 def net():

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, Weights, ops, replay
+from afflux import Server, Weights, ops, replay
 from afflux.rules import fedbuff
 from checked_out import push, vector
-from conftest import FORKS, bits, check_raises
+from conftest import bits, check_error, check_raises, needs_fork, push_all, raising
 from inside import slots_taken
 
 
@@ -110,11 +110,7 @@ def test_a_step_that_an_interrupt_left_is_reported_later(monkeypatch, how):
     seen = []
     server = Server(fedbuff(buffer_size=1), vector(0.0), on_step=lambda report: seen.append(report.version))
     with monkeypatch.context() as patch:
-
-        def interrupt(*_, **__):
-            raise KeyboardInterrupt
-
-        patch.setattr(ops, "apply", interrupt)
+        patch.setattr(ops, "apply", raising(KeyboardInterrupt))
         check_raises(KeyboardInterrupt, push, server)
     assert server.discard() == 0  # which makes the step
     assert (server.version, seen) == (1, [])
@@ -133,8 +129,7 @@ def test_threads_report_every_step_once_and_in_order():
     server = Server(fedbuff(buffer_size=2), vector(0.0), on_step=on_step)
 
     def client(number):
-        for _ in range(100):
-            push(server, number)
+        push_all(server, [number] * 100, vector())
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(client, range(4)))
@@ -162,8 +157,7 @@ def test_no_push_waits_for_another_ones_call():
     assert seen == [(1, first), (2, first)]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings(FORKS)
+@needs_fork
 def test_a_forked_child_reports_its_own_steps():
     """Forked inside on_step, whose call goes on in the parent alone."""
     seen, children = [], []
@@ -188,8 +182,7 @@ def test_a_store_and_a_replay_report_as_any_server(tmp_path):
     server = Server(
         fedbuff(buffer_size=2), vector(0.0), log=True, store=path, on_step=lambda r: seen["first"].append(r.version)
     )
-    for client in range(3):
-        push(server, client)
+    push_all(server, range(3), vector())
     server.close()
     with Server.open(path, on_step=lambda r: seen["opened"].append(r.version)) as server:
         push(server, 3)
@@ -211,6 +204,5 @@ def test_a_loaded_state_has_no_reports():
 
 @pytest.mark.parametrize("wrong", [3, "print", Server])
 def test_something_that_is_no_function(wrong, tmp_path):
-    with pytest.raises(AffluxError, match=r"\[Server\] on_step is .*, must be a function that takes a Report"):
-        Server(fedbuff(), vector(), on_step=wrong, store=tmp_path / "store")
+    check_error("on_step is .* a function", Server, fedbuff(), vector(), on_step=wrong, store=tmp_path / "store")
     assert not (tmp_path / "store").exists()

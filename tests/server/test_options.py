@@ -12,7 +12,7 @@ import pytest
 from afflux import AffluxError, Server, ServerOptions, plan
 from afflux.aggregation.options import STORED_OPTIONS, Options
 from afflux.rules import ca2fl, fedasync, fedavg, fedbuff, gsgm, wkafl
-from conftest import ROOT, check_error
+from conftest import ROOT, check_error, raising
 from pairwise import cover, soak_all
 
 
@@ -135,15 +135,11 @@ def test_an_open_that_fails_says_of_no_option_that_it_changes(tmp_path, caplog, 
     with Server(fedbuff(buffer_size=2), np.zeros(3), store=tmp_path / "store") as server:
         pushed(server, arrivals=5)
     with monkeypatch.context() as broken:
-        broken.setattr("afflux.server.persistence.arrivals_of", raised_by_a_test)
+        broken.setattr("afflux.server.persistence.arrivals_of", raising(AffluxError, "by a test"))
         check_error("by a test", Server.open, tmp_path / "store", max_norm=1.0)
     assert caplog.messages == []
     with Server.open(tmp_path / "store") as server:
         assert server.options.max_norm is None
-
-
-def raised_by_a_test(*_):
-    raise AffluxError("by a test")
 
 
 def test_open_replaces_limits_and_says_from_which_version_on(tmp_path, caplog):

@@ -15,7 +15,7 @@ from afflux.rules import RULES, ca2fl, fadas, fedbuff
 from afflux.server.plan import fitted, plan
 from afflux.store.lock import promises_space
 from commands import invoke
-from conftest import check_error, ready
+from conftest import check_error, push_all, ready
 from inside import aggregator_of, slots_limit
 from variants import VARIANTS, make
 
@@ -24,8 +24,7 @@ SIZE, CLIENTS, M = 1000, 12, 5
 
 def everyone(server, times=1):
     """Every client pushes, `times` times."""
-    for client in [*range(CLIENTS)] * times:
-        server.push(client=client, **{server.rule.kind: np.full(SIZE, 1.0 + client)}, version=server.version)
+    push_all(server, [*range(CLIENTS)] * times, lambda client: np.full(SIZE, 1.0 + client))
 
 
 @pytest.mark.parametrize(
@@ -84,8 +83,7 @@ def everyone_pushes_once(server):
 def test_the_index_is_about_as_large(size, tmp_path):
     clients, rule = (3000, ca2fl(buffer_size=100)) if size == 10 else (20, ca2fl(buffer_size=10))
     with Server(rule, np.zeros(size), num_clients=clients, store=tmp_path / "store") as server:
-        for client in range(clients):
-            server.push(client=client, update=np.ones(size), version=server.version)
+        push_all(server, range(clients), np.ones(size))
     taken = store.info(tmp_path / "store").disk_bytes["index"]
     said = plan(rule, size, num_clients=clients, store=True).disk["index"].size
     assert 0.5 * said <= taken <= 1.5 * said
@@ -242,10 +240,7 @@ def test_the_commands_help_and_mistakes():
     assert "afflux plan --rule fedbuff --params 25_000_000" in run("--help").stdout
     for arguments, message in [
         (["--rule", "ca2fl", "--params", "10"], "error: ca2fl caches a row per client: give --clients"),
-        (
-            ["--rule", "fedbuff", "--params", "10", "--dtype", "int8"],
-            "error: --dtype is 'int8', must be 'float32' or 'float64'",
-        ),
+        (["--rule", "fedbuff", "--params", "10", "--dtype", "int8"], "error: --dtype is 'int8', must be 'float32' or"),
         (["--rule", "fedbuff", "--params", "10", "--slot-dtype", "int8"], "error: --slot-dtype is 'int8'"),
         (["--rule", "fedbuff:buffer_size=3", "--params", "10", "--buffer", "7"], "--buffer-size is 7, but fedbuff:buf"),
         (["--rule", "fedasync", "--params", "10", "--buffer", "7"], "--buffer-size was given, but fedasync does not"),

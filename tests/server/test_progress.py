@@ -7,6 +7,7 @@ import pytest
 
 from afflux import Server
 from afflux.rules import ca2fl, fedbuff, gsgm, zenopp
+from conftest import push_all
 
 ONES = np.ones(2)
 
@@ -25,23 +26,19 @@ def warnings(caplog, about="[Server]"):
 def test_four_clients_never_fill_a_buffer_of_ten(caplog):
     """CA2FL counts a client once in a buffer."""
     server = Server(ca2fl(buffer_size=10), ONES, num_clients=100)
-    for i in range(4 + 99):
-        push(server, i % 4)
+    push_all(server, (i % 4 for i in range(4 + 99)), ONES)
     assert warnings(caplog) == []
     push(server, 3)
     assert warnings(caplog) == [
         "[Server] 100 arrivals since the last round of ca2fl have not filled its buffer any further: 100 replaced. It "
         "holds 4 of 10. A client has one place in a buffer (duplicates='latest'): a round needs 10 different clients"
     ]
-    for _ in range(3000):
-        push(server, 3)
+    push_all(server, [3] * 3000, ONES)
     assert len(warnings(caplog)) == 1
     assert {status: n for status, n in server.counts_since_round.items() if n} == {"joined": 4, "replaced": 3100}
-    for client in range(10):
-        push(server, client)
+    push_all(server, range(10), ONES)
     assert (server.version, sum(server.counts_since_round.values())) == (1, 0)
-    for _ in range(1000):
-        push(server, 0)
+    push_all(server, [0] * 1000, ONES)
     assert len(warnings(caplog)) == 1  # a further one is about ten times as many
     push(server, 0)
     assert warnings(caplog)[1].split(": ")[1].startswith("1,000 replaced.")

@@ -3,20 +3,22 @@
 import copy
 import threading
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afflux import AffluxError, Needs, Replaced, Rule, Server, StoreError, Weights, codecs, ops, replay, store
+from afflux import Needs, Replaced, Rule, Server, StoreError, Weights, codecs, ops, replay, store
 from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, wkafl, zenopp
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Adam, Sgd
 from afflux.rules.staleness import Constant, Inverse
 from afflux.rules.weights import Uniform
 from checked_out import D, push, vector
-from conftest import bits, check_error, ready, same_state
+from conftest import bits, check_error, push_all, ready, same_state
+from held_up import start
 from inside import slots_limit, slots_taken
 
 CLIENTS = 9
@@ -87,12 +89,10 @@ def test_waiting_arrivals_keep_their_rule():
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_pass_goes_on_under_the_new_rule(at_once):
     server = Server(gsgm(buffer_size=3), vector(0.0), num_clients=6)
-    for client in (0, 1, 2) if at_once else (0, 1, 2, 3, 4):
-        push(server, client)
+    push_all(server, (0, 1, 2) if at_once else (0, 1, 2, 3, 4), vector())
     assert server.replace_rule(gsgm(buffer_size=2)) is at_once
     assert push(server, 0).status == "rejected"
-    for client in (3, 4, 5) if at_once else (5,):
-        push(server, client)
+    push_all(server, (3, 4, 5) if at_once else (5,), vector())
     assert (server.rule.buffer_size, server.version) == (2, 3 if at_once else 2)
     assert server.clients == set()
 
@@ -102,14 +102,12 @@ def test_what_the_server_keeps_carries_over(make):
     """The bits of a server that was made with the new rule, and loads the state."""
     server = Server(make(buffer_size=2), vector(0.5), num_clients=CLIENTS)
     new = make(buffer_size=3, server_lr=0.25)
-    for client in range(4):
-        push(server, client, 1.0 + client)
+    push_all(server, range(4), lambda client: vector(1.0 + client))
     other = Server(new, vector(0.5), num_clients=CLIENTS)
     other.load_state_dict(server.state_dict())
     server.replace_rule(new)
     for each in (server, other):
-        for client in range(8):
-            push(each, client, 2.0 + client)
+        push_all(each, range(8), lambda client: vector(2.0 + client))
     same_state(server.state_dict(), other.state_dict())
     assert server.rule is new
 
@@ -138,8 +136,7 @@ def test_more_slots_for_a_larger_buffer():
     assert before == 2 + ops.default_threads()
     size = 2 * before
     server.replace_rule(fedbuff(buffer_size=size))
-    for client in range(size):
-        receipt = server.push(client=client, update=vector(), version=0, timeout=0)
+    receipt = push_all(server, range(size), vector(), version=0, timeout=0)
     assert receipt.report.weights.size == size
     limit = slots_limit(server)
     assert limit == 2 * size + before - 2
@@ -155,8 +152,7 @@ def test_from_within_on_step():
         vector(0.0),
         on_step=lambda report: server.replace_rule(fedavg(buffer_size=1, server_lr=report.server_lr / 2)),
     )
-    for _ in range(4):
-        push(server)
+    push_all(server, [0] * 4, vector())
     assert server.params.tolist() == [1.0 + 0.5 + 0.25 + 0.125] * D
 
 
@@ -230,8 +226,7 @@ WRONG = {
 def test_a_rule_that_does_not_go_with_the_server_changes_nothing(which, waiting):
     rule, new, options, message = WRONG[which]
     server = Server(rule, vector(0.0), log=True, **options)
-    for client in range(waiting):
-        push(server, client)
+    push_all(server, range(waiting), vector())
     before, limit, log = server.state_dict(), slots_limit(server), server.log
     check_error(r"\[(replace_rule|to_config)\] .*" + message, server.replace_rule, new)
     assert (server.rule, server.log, slots_limit(server)) == (rule, log, limit)
@@ -262,11 +257,9 @@ def test_rules_with_parts_of_ones_own_are_given_to_a_replay():
     server = Server(rules[0], vector(0.0), log=True)
     push(server)
     server.replace_rule(rules[1])
-    for client in range(4):
-        push(server, client)
+    push_all(server, range(4), vector())
     fresh = [Server(rules[0], vector(0.0)) for _ in range(2)]
-    with pytest.raises(AffluxError, match=r"\[replay\] the log has a replace_rule\(\), and its rule must be given: "):
-        replay(server.log, fresh[0], lambda join: vector())
+    check_error(r"replace_rule\(\), and its rule must be given", replay, server.log, fresh[0], lambda join: vector())
     entries = []
     again = replay(server.log, fresh[1], lambda join: vector(), rule=lambda entry: entries.append(entry) or rules[1])
     assert bits(again.params) == bits(server.params)
@@ -344,14 +337,10 @@ def test_threads_push_meanwhile():
             size = size % 5 + 1
             server.replace_rule(fedbuff(buffer_size=size, server_lr=1 / size))
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(4)]
-    other = threading.Thread(target=replaces)
-    for thread in (*threads, other):
-        thread.start()
-    for thread in threads:
-        thread.join(600)
+    other, *clients = start(replaces), *(start(partial(client, number)) for number in range(4))
+    assert [each.result(600) for each in clients] == [None] * 4
     stop.set()
-    other.join(600)
+    other.result(600)
     assert server.counts["joined"] == 400
     again = replay(
         server.log, Server(fedbuff(buffer_size=3), vector(0.0), log=True), lambda j: vector(pushed[j.number])
@@ -403,8 +392,7 @@ def test_a_store_keeps_the_rule_in_force_and_the_one_that_waits(tmp_path):
         assert (server.rule.buffer_size, server.arrivals_waiting) == (2, 1)
         push(server)
         assert server.rule == own(buffer_size=size)
-        for client in range(size):
-            server.push(client=client, update=vector(), version=1, timeout=0)
+        push_all(server, range(size), vector(), version=1, timeout=0)
         log = server.log
     assert store.info(path).rule_config == own(buffer_size=size).to_config()
     with Server.open(path) as server:
@@ -435,8 +423,7 @@ def test_a_replacement_is_committed_with_the_next_round(tmp_path, commit_every):
     server = Server(own(), vector(0.0), log=True, store=path, commit_every=commit_every)
     server.replace_rule(rule)
     assert store.info(path).rule_config == own().to_config()
-    for _ in range(commit_every):
-        push(server)
+    push_all(server, [0] * commit_every, vector())
     server.close(checkpoint=False)
     with Server.open(path) as server:
         assert (server.rule, server.version) == (rule, commit_every)

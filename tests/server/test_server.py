@@ -8,9 +8,9 @@ import pytest
 
 from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError
 from afflux.ops import Step
-from afflux.rules import RULES, ca2fl, fedasync, fedavg, fedbuff
+from afflux.rules import RULES, ca2fl, fedavg, fedbuff
 from checked_out import D, vector
-from conftest import FakeCuda, bits, check_error, check_raises, ready
+from conftest import FakeCuda, bits, check_error, check_raises, push_all, ready
 
 
 def snapshot(server):
@@ -70,16 +70,14 @@ def test_receipts_and_report():
 
 def test_staleness_is_counted_at_the_join():
     server = Server(fedbuff(buffer_size=1), vector(0.0))
-    for _ in range(3):
-        server.push(client=0, update=vector(), version=server.version)
+    push_all(server, [0] * 3, vector())
     assert server.push(client=1, update=vector(), version=1).staleness == 2
 
 
 def test_gradients_are_subtracted():
     rule = Rule("sgd", "gradient", 2, fedbuff().weigh, Calibrate(cached=False), lambda arrivals: Step("sgd", 0.25))
     server = Server(rule, vector(0.0))
-    for client in range(2):
-        report = server.push(client=client, gradient=vector(4.0), version=0).report
+    report = push_all(server, range(2), vector(4.0), version=0).report
     assert server.params.tolist() == [-1.0] * D
     assert report.server_lr == 0.25
 
@@ -111,8 +109,7 @@ def test_cached_rules_keep_a_clients_newest_arrival():
 
 def test_max_staleness_drops_and_counts():
     server = Server(fedavg(buffer_size=1), vector(0.0), max_staleness=1)
-    for _ in range(3):
-        server.push(client=0, update=vector(), version=server.version)
+    push_all(server, [0] * 3, vector())
     before = bits(server.params)
     receipt = server.push(client=1, update=vector(), version=1)
     assert (receipt.status, receipt.staleness, server.counts["dropped"]) == ("dropped", 2, 1)
@@ -297,9 +294,7 @@ def test_arrivals_are_frozen():
 def test_bad_construction():
     check_error(r"params has shape \(2, 2\)", Server, fedbuff(), np.ones((2, 2), np.float32))
     check_error("params has a non-finite value at index 1", Server, fedbuff(), np.array([1.0, np.inf]))
-    check_error(
-        r"\[Server\] params: .* is int64, expected float32, float64, float16", Server, fedbuff(), np.zeros(3, int)
-    )
+    check_error(r"\[Server\] params: .* is int64, expected float32, float64", Server, fedbuff(), np.zeros(3, int))
     check_error("rule is <function fedbuff.*must be a Rule", Server, fedbuff, vector())
     check_error("num_threads is 0, must be an int of at least 1", Server, fedbuff(), vector(), num_threads=0)
     check_error("push_threads is 0", Server, fedbuff(), vector(), push_threads=0)
@@ -315,30 +310,14 @@ def test_state_bytes_count_every_part():
     assert plain.state_bytes == 4 * D + 3 * 4 * D
     cached = Server(ca2fl(buffer_size=2), vector(), num_clients=9)
     assert cached.state_bytes == 4 * D + 2 * 4 * D + 8 * D
-    for client in range(2):
-        cached.push(client=client, update=vector(), version=0)
+    push_all(cached, range(2), vector(), version=0)
     assert cached.state_bytes == 4 * D + 2 * 4 * D + 8 * D + 2 * 4 * D
-
-
-def test_string_ids_sort_as_strings():
-    server = Server(fedavg(buffer_size=3), vector())
-    for name in ("b", "a", "B"):
-        report = server.push(client=name, update=vector(), version=0).report
-    assert report.client_ids == ("B", "a", "b")
-
-
-def test_torch_vectors():
-    torch = pytest.importorskip("torch")
-    server = Server(fedasync(alpha=0.5), torch.zeros(D))
-    server.push(client=0, model=torch.ones(D), version=0)
-    assert server.params.tolist() == [0.5] * D
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_an_empty_model(name):
     server = ready(Server(RULES[name](), np.empty(0, np.float32), num_clients=20))
-    for i in range(20):
-        server.push(client=i, **{server.rule.kind: np.empty(0, np.float32)}, version=0)
+    push_all(server, range(20), np.empty(0, np.float32), version=0)
     assert server.version >= 2 or name in ("zenopp", "fltrust")  # which reject gradients of norm 0
 
 

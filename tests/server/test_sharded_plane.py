@@ -14,7 +14,7 @@ from afflux.aggregation.local_plane import LocalPlane, LocalRound
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.sharded_plane import ShardedPlane, ShardedRound, subtrees
 from afflux.selftest.digest import vectors
-from conftest import Dlpack, bits, check_error, same_state
+from conftest import Dlpack, bits, check_error, push_all, ready, same_state
 from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, M, repeated, served
 from surroundings import flushed_subnormals
 
@@ -49,8 +49,7 @@ def test_shards_have_the_bits_of_one_piece(case, shards, data, whole):
         loaded.load_state_dict(expected)
         if plane:
             same_state(loaded.state_dict(), expected)
-        for i in range(M if rule.calibrate.cached else 0):
-            loaded.push(client=i, version=loaded.version, **{rule.kind: data[i]})
+        push_all(loaded, range(M if rule.calibrate.cached else 0), lambda i: data[i])
         states.append(loaded.state_dict()["arrays"])
     assert all(bits(states[0][name]) == bits(array) for name, array in states[1].items())
 
@@ -107,8 +106,7 @@ def disturbed(case, data, interrupts=None):
     rule, options = REPEATED[case]
     server = Server(rule, data[0][:SIZE], log=True, plane=ShardedPlane(cuts=(1,)), **options)
     base = server.pull()
-    for name in rule.needs.handed_in:
-        server.set_rule_vector(name, data[4][:SIZE])
+    ready(server, data[4][:SIZE])
     if interrupts is not None:
         interrupts.calls = 0  # of the calls that are repeated: not those of the constructor are not repeated
     for i in range(5):

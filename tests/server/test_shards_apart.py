@@ -12,24 +12,17 @@ import pytest
 
 import fake_ray
 import pairwise
-from afflux import AffluxError, PlaneError, Server, StoreError, UnavailableError, rules
+from afflux import PlaneError, Server, StoreError, UnavailableError, rules
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.distributed import RayPlane, connection
 from afflux.distributed.shard import Call, PartPlane, Ref, Shard
 from afflux.ops import Step
 from afflux.selftest.digest import vectors
-from conftest import bits, check_error, check_raises
+from conftest import bits, check_error, check_raises, push_all
 from sharded_runs import CASES, SUPERBLOCK, D, Interrupts, check_stored_bits, repeated
 
 pytestmark = pytest.mark.filterwarnings("ignore:.RayPlane. .* elements a shard:RuntimeWarning")
 SIZE = 2 * SUPERBLOCK + 77
-
-
-@pytest.fixture
-def ray(monkeypatch):
-    fake = fake_ray.FakeRay()
-    monkeypatch.setattr(connection, "import_ray", lambda: fake)
-    return fake
 
 
 @pytest.fixture(scope="module")
@@ -228,11 +221,9 @@ def test_a_server_goes_on_from_the_last_commit_when_a_shard_has_ended(ray, data,
     paths = [message for _, _, message in ray.messages if b"lock" in message or b"_on_host" in message]
     assert len(paths) == 4
     assert all(tmp_path.name.encode() in message for message in paths)  # not relative ones, which an actor may not have
-    for i in range(3):
-        receipt = server.push(client=i, version=server.version, update=data[i])
+    receipt = push_all(server, range(3), lambda i: data[i])
     ray.kill(plane.remotes[1].actor)
-    with pytest.raises(AffluxError, match=r"Server.open\('.*store', plane=RayPlane\(...\)\) continues .*`durable`"):
-        server.push(client=4, version=1, update=data[4])
+    check_error(r"Server.open\(.*RayPlane.* continues .*`durable`", server.push, client=4, version=1, update=data[4])
     server.close(checkpoint=False)
     with Server.open(path, plane=RayPlane(2)) as again:
         assert (again.version, again.joins) == (1, 2)

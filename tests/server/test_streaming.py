@@ -3,8 +3,6 @@ nothing but an arrival that joins touches the sum.
 """
 
 import copy
-import io
-import json
 import re
 from dataclasses import replace
 
@@ -21,17 +19,15 @@ from afflux.rules.presets.dialects import DIALECTS, nvflare
 from afflux.rules.rule import Needs
 from afflux.rules.staleness import Polynomial
 from afflux.rules.weights import Uniform
-from conftest import ISAS, THREADS, awkward, bits, check_error, check_raises, same_state
+from checked_out import D, vector
+from conftest import ISAS, THREADS, awkward, bits, check_error, check_raises, push_all, same_state
 from inside import slots_taken
 from pairwise import soak
+from stores import through_a_file
 from variants import CLIENTS, SIZE, TYPES, VARIANTS, make, push, round_options, serve, state, trace
 
-ROUNDS, D = 20, 5
+ROUNDS = 20
 STREAMING = [variant for variant, (name, _) in VARIANTS.items() if name not in presets.NOT_STREAMED]
-
-
-def vector(value=1.0):
-    return np.full(D, value, np.float32)
 
 
 def streaming(rule=None, **options):
@@ -163,34 +159,31 @@ def test_permuted_arrivals_agree_within_the_bound():
     assert len(results) > 1
 
 
-def test_threads_instruction_sets_and_replays_give_the_same_bits(rng):
+def test_threads_instruction_sets_and_replays_give_the_same_bits(rng, isa_after):
     size = 140_001
     pool = [awkward(rng, size) for _ in range(6)]
-    chosen, results, logs = next(b.name for b in ops.backends() if b.chosen), set(), []
+    results, logs = set(), []
 
     def fresh(threads=1):
         return serve("fadas", pool[0], num_threads=threads, accumulate=True, log=True)
 
-    try:
-        for isa in ISAS:
-            ops.choose_isa(isa)
-            for threads in THREADS:
-                server = fresh(threads)
-                for i in range(17):
-                    server.push(
-                        client=i % 6, update=pool[i % 6], version=max(0, server.version - i % 3), num_examples=i + 1
-                    )
-                results.add(bits(server.params) + total(server))
-                logs.append(server.log)
-    finally:
-        ops.choose_isa(chosen)
+    for isa in ISAS:
+        ops.choose_isa(isa)
+        for threads in THREADS:
+            server = fresh(threads)
+            for i in range(17):
+                version = max(0, server.version - i % 3)
+                server.push(client=i % 6, update=pool[i % 6], version=version, num_examples=i + 1)
+            results.add(bits(server.params) + total(server))
+            logs.append(server.log)
     again = replay(logs[0], fresh(), lambda join: pool[join.client_id])
     assert results == {bits(again.params) + total(again)}
 
 
 def test_models_with_buffers_of_their_own():
     """BatchNorm's statistics are few, and averaged as ever."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     model = torch.nn.BatchNorm1d(3)
     for rule in (fedbuff(buffer_size=2), fedasync()):
         servers = [Server(rule, model, accumulate=accumulate) for accumulate in (False, True)]
@@ -259,8 +252,7 @@ def test_a_part_of_ones_own():
 def test_a_part_that_contradicts_itself(wrong, waiting, message):
     """The push that meets it fails without a trace."""
     server = streaming(clipped(**wrong))
-    for i in range(waiting):
-        server.push(client=i, update=vector(), version=0)
+    push_all(server, range(waiting), vector(), version=0)
     before = server.state_dict()
     check_error(r"\[clipped\] " + message, server.push, client=7, update=vector(), version=0)
     assert server.counts["refused"] == 1
@@ -312,14 +304,12 @@ def test_what_does_not_join_leaves_the_sum_as_it_is():
     assert server.counts["refused"] == 6
     assert server.arrivals_waiting == 1
     assert slots_taken(server) == 0
-    with pytest.raises(AffluxError, match=r"client 9's update has norm inf: sums would overflow"):
-        server.push(client=9, update=np.full(D, 1e200), version=0)
+    check_error("client 9's update has norm inf: sums", server.push, client=9, update=np.full(D, 1e200), version=0)
 
 
 def test_faults_and_staleness_bound():
     server = streaming(fedbuff(buffer_size=2), faults="record", max_staleness=0)
-    for client in (0, 1, 2):
-        server.push(client=client, update=vector(), version=0 if client < 2 else 1)
+    push_all(server, (0, 1, 2), vector(), version=lambda client: 0 if client < 2 else 1)
     before = total(server)
     assert server.push(client=3, update=vector(np.inf), version=1).status == "faulty"
     assert server.push(client=4, update=vector(), version=0).status == "dropped"
@@ -338,26 +328,17 @@ def test_a_flush_is_a_short_round_and_a_discard_forgets():
     server.push(client=0, update=vector(1e14), version=1)
     assert server.discard() == 1
     assert "total" not in server.state_dict()["arrays"]
-    for client in range(3):
-        server.push(client=client, update=vector(3.0), version=1)
+    push_all(server, range(3), vector(3.0), version=1)
     assert np.array_equal(server.params, twin.params + np.float32(3.0))
 
 
 def test_pulls_in_place_and_other_options():
     server = streaming(fedbuff(buffer_size=2), inplace=True, slot_dtype="bfloat16")
-    for client in range(4):
-        server.push(client=client, update=vector(1.0), version=server.version)
+    push_all(server, range(4), vector(1.0))
     assert server.pull().params.tolist() == [2.5] * D
 
 
 # ---- saved states --------------------------------------------------------------------------------------------------
-
-
-def through_a_file(saved):
-    file = io.BytesIO()
-    np.savez(file, **saved["arrays"])
-    file.seek(0)
-    return {"meta": json.loads(json.dumps(saved["meta"])), "arrays": dict(np.load(file))}
 
 
 @pytest.mark.parametrize("variant", [v for v in STREAMING if make(v).buffer_size > 1])
@@ -382,12 +363,10 @@ def test_a_buffered_state_is_taken_over_and_not_the_other_way():
     """Vectors that wait are added; a sum cannot be taken apart."""
     rule = fedavg(buffer_size=4)
     buffered = Server(rule, vector(0.5))
-    for client in range(3):
-        buffered.push(client=client, update=vector(client + 1.0), version=0, num_examples=client + 1)
+    push_all(buffered, range(3), lambda client: vector(client + 1.0), version=0, num_examples=lambda client: client + 1)
     server, straight = streaming(rule), streaming(rule)
     server.load_state_dict(buffered.state_dict())
-    for client in range(3):
-        straight.push(client=client, update=vector(client + 1.0), version=0, num_examples=client + 1)
+    push_all(straight, range(3), lambda client: vector(client + 1.0), version=0, num_examples=lambda client: client + 1)
     assert total(server) == total(straight)
     for each in (server, straight):
         each.push(client=3, update=vector(9.0), version=0)
@@ -404,8 +383,7 @@ def test_a_buffered_state_is_taken_over_and_not_the_other_way():
 
 def test_a_buffered_state_needs_one_slot_however_many_wait():
     buffered = Server(fedbuff(buffer_size=40), vector(0.5))
-    for client in range(39):
-        buffered.push(client=client, update=vector(client + 1.0), version=0)
+    push_all(buffered, range(39), lambda client: vector(client + 1.0), version=0)
     server = streaming(fedbuff(buffer_size=40), max_slots=1)
     server.load_state_dict(buffered.state_dict())
     for each in (buffered, server):
@@ -417,8 +395,7 @@ def test_a_buffered_state_with_vectors_too_large_for_a_sum_is_refused():
     buffered = Server(fedbuff(buffer_size=4), vector(0.5).astype(np.float64), dtype="float64", max_abs=1e200)
     buffered.push(client=1, update=np.full(D, 1e200), version=0)
     server = Server(fedbuff(buffer_size=4), vector(0.5).astype(np.float64), dtype="float64", accumulate=True)
-    with pytest.raises(AffluxError, match=r"\[load_state_dict\] client 1 waits with the norm .*, too large for a sum"):
-        server.load_state_dict(buffered.state_dict())
+    check_error("client 1 waits with the norm .*, too large for a sum", server.load_state_dict, buffered.state_dict())
     assert slots_taken(server) == 0
 
 
@@ -437,15 +414,9 @@ def test_a_sum_is_not_taken_over_by_another_law():
     [
         (lambda s: s["meta"].update(added=3), "3 arrivals are in the total, 2 in the buffer"),
         (lambda s: s["meta"].update(added=-1), "-1 is not a count"),
-        (
-            lambda s: s["meta"].update(added=1),
-            r"slots is float32 of shape \(0, 5\), expected float32 of shape \(1, 5\)",
-        ),
+        (lambda s: s["meta"].update(added=1), r"slots is float32 of shape \(0, 5\), expected float32 of shape \(1, 5"),
         (lambda s: s["meta"].update(raw=[1.0]), "1 raw weights belong to 2 arrivals in the total"),
-        (
-            lambda s: s["meta"].update(raw=[1.0, 0.5]),
-            r"client 2 is in the sum with the raw weight 0\.5, .* gives it 1\.0",
-        ),
+        (lambda s: s["meta"].update(raw=[1.0, 0.5]), r"client 2 is in the sum with .* weight 0\.5, .* gives it 1\.0"),
         (lambda s: s["meta"]["waiting"][1].__setitem__(-1, 3), "arrival 1 has staleness 3 and version 0, at version 0"),
         (lambda s: s["arrays"].pop("total"), "the state is damaged: KeyError: 'total'"),
         (lambda s: s["arrays"].update(total=np.zeros(4)), r"total is float64 of shape \(4,\)"),

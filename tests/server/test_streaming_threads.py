@@ -1,7 +1,6 @@
 """accumulate=True under threads, interrupts and forks: nothing is added twice, lost, or added in another order."""
 
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,18 +11,14 @@ from afflux.ops import Step
 from afflux.rules import RULES, fadas, fedbuff
 from afflux.rules.rule import Weights
 from afflux.rules.weights import Uniform
-from conftest import check_error, check_raises, same_state
+from conftest import check_error, check_raises, push_all, raising, same_state
+from held_up import HeldUp, start
 from inside import aggregator_of, slots_taken
-from test_concurrency import Slow, start, vector, wait_for
+from test_concurrency import vector, wait_for
 
 
 def streaming(buffer_size=3, **options):
     return Server(fedbuff(buffer_size=buffer_size), vector(0.5), accumulate=True, log=True, **options)
-
-
-@pytest.fixture
-def slow(monkeypatch):
-    return Slow(monkeypatch)
 
 
 def same(first, second):
@@ -65,83 +60,62 @@ def test_threads_push_and_a_replay_gives_the_same_bits(name, max_slots):
     assert slots_taken(server) == 0  # the states that were compared hold all terms
 
 
-def test_a_join_waits_until_the_term_before_it_is_added(slow):
+def test_a_join_waits_until_the_term_before_it_is_added(monkeypatch):
     """So the terms are added in the order of the joins; meanwhile params can be read."""
-    server = streaming(max_slots=4)
-    threads = [start(lambda i=i: server.push(client=i, update=vector(i + 0.1), version=0))[0] for i in range(3)]
+    server, slow = streaming(max_slots=4), HeldUp(monkeypatch, ops, "apply")
+    pushes = [start(lambda i=i: server.push(client=i, update=vector(i + 0.1), version=0)) for i in range(3)]
     assert slow.reached.wait(600)
     wait_for(lambda: slots_taken(server) == 3)
     assert server.pull().version == server.version == 0
     assert server.counts["joined"] == 1
     slow.go.set()
-    for thread in threads:
-        thread.join(600)
+    assert all(push.result(600).status == "joined" for push in pushes)
     assert (server.version, slots_taken(server)) == (1, 0)
     same(server, replay(server.log, streaming(), lambda join: vector(join.client_id + 0.1)))
 
 
-def test_the_next_total_fills_while_a_round_is_made(slow):
+def of_a_round(sweep, **_):
+    """Whether a sweep is a round's own, and adds no term."""
+    return sweep.out is not sweep.params and sweep.out.dtype == "float32"
+
+
+def test_the_next_total_fills_while_a_round_is_made(monkeypatch):
     """It has a vector of its own, and neither disturbs the other."""
-    slow.go.set()
-    server, inside, go = streaming(2), threading.Event(), threading.Event()
-
-    def apply(sweep, **options):
-        if sweep.out is not sweep.params and sweep.out.dtype == "float32":  # the round's own
-            inside.set()
-            assert go.wait(600)
-        slow.apply(sweep, **options)
-
-    ops.apply = apply  # the fixture puts it back
+    server, held = streaming(2), HeldUp(monkeypatch, ops, "apply", of_a_round)
     server.push(client=0, update=vector(1.0), version=0)
-    second, _ = start(lambda: server.push(client=1, update=vector(1.0), version=0))
-    assert inside.wait(600)
+    second = start(lambda: server.push(client=1, update=vector(1.0), version=0))
+    assert held.reached.wait(600)
     receipt = server.push(client=2, update=vector(5.0), version=0)
     assert (receipt.status, receipt.staleness, server.version) == ("joined", 1, 0)
     assert server.arrivals_waiting == 1
-    go.set()
-    second.join(600)
+    held.go.set()
+    assert second.result(600).status == "joined"
     server.push(client=3, update=vector(5.0), version=1)
     same(server, replay(server.log, streaming(2), lambda join: vector(1.0 if join.client_id < 2 else 5.0)))
 
 
 def test_a_single_thread_needs_one_slot():
     server = streaming(5, max_slots=4)
-    for i in range(10):
-        server.push(client=i, update=vector(i), version=server.version)
+    push_all(server, range(10), vector)
     assert (server.version, aggregator_of(server).plane.slots.pools[0].allocated) == (2, 1)
 
 
-def test_a_failed_step_with_a_term_for_the_next_one(slow):
+def test_a_failed_step_with_a_term_for_the_next_one(monkeypatch):
     """A state can be loaded, as the message says: load_state_dict does not wait for the failed round."""
-    slow.go.set()
     rule, update = fedbuff(buffer_size=2, server_lr=1e17), vector(1e15)
     server = Server(rule, vector(), accumulate=True, max_slots=6)
     big = server.state_dict()
     big["arrays"]["params"] = vector(np.finfo(np.float32).max)
     server.load_state_dict(big)
-    inside, go = threading.Event(), threading.Event()
-
-    def apply(sweep, **options):
-        if sweep.out.dtype == "float32":  # the round's own
-            inside.set()
-            assert go.wait(600)
-        slow.apply(sweep, **options)
-
-    ops.apply = apply  # the fixture puts it back
+    held = HeldUp(monkeypatch, ops, "apply", of_a_round)
     server.push(client=0, update=update, version=0)
-
-    def failing():
-        check_error("not finite", server.push, client=1, update=update, version=0)
-
-    second, _ = start(failing)
-    assert inside.wait(600)
+    second = start(lambda: check_error("not finite", server.push, client=1, update=update, version=0))
+    assert held.reached.wait(600)
     assert server.push(client=2, update=update, version=0).status == "joined"
-    go.set()
-    second.join(600)
+    held.go.set()
+    assert second.result(600)
     state = Server(rule, vector(), accumulate=True).state_dict()
-    third, _ = start(lambda: server.load_state_dict(state))
-    third.join(600)
-    assert not third.is_alive()
+    start(lambda: server.load_state_dict(state)).result(600)
     assert server.push(client=3, update=vector(), version=0).status == "joined"
 
 
@@ -214,8 +188,7 @@ def test_an_interrupted_term_is_added_by_the_next_call(monkeypatch, moment, hit,
         if finish == "slots":
             server.push(client=7, update=vector(5.0), version=0, timeout=0)
         elif finish == "push":
-            for client in range(4):
-                server.push(client=client, update=vector(6.0), version=0)
+            push_all(server, range(4), vector(6.0), version=0)
         elif finish != "state_dict":
             getattr(server, finish)()
         server.state_dict()
@@ -229,17 +202,13 @@ def test_an_interrupt_by_an_error_of_the_sweep(monkeypatch):
     """Out of memory, say, after the join: the push raises, the arrival has joined, and is added before the next one."""
     server, twin = streaming(), streaming()
 
-    def fail(*args, **options):
-        raise MemoryError
-
     with monkeypatch.context() as patch:
-        patch.setattr(ops, "apply", fail)
+        patch.setattr(ops, "apply", raising(MemoryError))
         for _ in range(2):
             check_raises(MemoryError, server.push, client=0, update=vector(1.0), version=0)
     assert (server.counts["joined"], server.counts["refused"], slots_taken(server)) == (1, 1, 1)
     for each, first in (server, 1), (twin, 0):
-        for client in range(first, 3):
-            each.push(client=client, update=vector(client + 1.0), version=0)
+        push_all(each, range(first, 3), lambda client: vector(client + 1.0), version=0)
     same(server, twin)
 
 
@@ -272,22 +241,11 @@ def test_a_fork_while_a_term_is_added_raises_in_the_child_and_one_at_rest_goes_o
         server.push(client=2, update=one, version=0)
         os._exit(int(server.params[7]) + 10)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 11
-    reached, go, apply = threading.Event(), threading.Event(), ops.apply
-    def slow(*args, **options):
-        reached.set()
-        go.wait(600)
-        apply(*args, **options)
-    ops.apply = slow
-    pusher = threading.Thread(target=server.push, kwargs=dict(client=1, update=one, version=0))
-    pusher.start()
-    reached.wait(600)
+    pusher, go = amid_a_sweep(lambda: server.push(client=1, update=one, version=0))
     child = os.fork()
     if child == 0:
-        try:
-            server.push(client=2, update=one, version=0)
-        except UnavailableError:
-            os._exit(0)
-        os._exit(1)
+        refuses("", lambda: server.push(client=2, update=one, version=0))
+        os._exit(0)
     go.set()
     pusher.join(600)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

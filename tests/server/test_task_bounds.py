@@ -3,6 +3,7 @@
 import pickle
 import threading
 import time
+from functools import partial
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from afflux.rules import fedavg
 from afflux.server.inputs import InputAdapter
 from checked_out import D, held, made, step, vector
 from conftest import check_error
+from held_up import start
 from inside import slots_taken
 
 
@@ -57,12 +59,8 @@ def test_threads_with_few_slots_and_few_versions_end():
             receipt = server.push(task=server.checkout(number), model=vector(number), timeout=20)
             joined.append(receipt.status)
 
-    threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(600)
-        assert not thread.is_alive()
+    clients = [start(partial(client, number)) for number in range(4)]
+    assert [each.result(600) for each in clients] == [None] * 4
     assert len(joined) == 240
     assert set(joined) <= {"joined", "expired"}
     assert server.version > 0

@@ -1,6 +1,7 @@
 """Tasks and rounds under way never make a step fail, and versions are as pulled ones are, whatever holds them."""
 
 import threading
+from concurrent.futures import wait
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from afflux.aggregation.local_plane import LocalRound
 from afflux.rules import fedbuff
 from afflux.server import checkout
 from afflux.server.inputs import InputAdapter
-from conftest import check_error
+from conftest import check_error, push_all
+from held_up import HeldUp, start
 from inside import monitor_of
 
 D = 4
@@ -136,36 +138,14 @@ def test_a_version_waits_until_a_task_is_read(read, make, monkeypatch):
     task = server.checkout("ann")
     server.push(client="bob", version=0, update=[ones()])  # the base of ann's task is the older one of two
     name = {"load": "copy_out", "tree": "copied_tree"}[read]
-    copy, begun, go = getattr(InputAdapter, name), threading.Event(), threading.Event()
-
-    def slow(adapter, *arguments):
-        begun.set()
-        assert go.wait(600)
-        return copy(adapter, *arguments)
-
-    monkeypatch.setattr(InputAdapter, name, slow)
-    target, trees, errors = [np.full(D, 7, np.float32)], [], []
-
-    def reads():
-        trees.append(task.tree() if read == "tree" else task.load(target) or target)
-
-    def makes():
-        try:
-            getattr(server, make)(**calls[make])
-        except Exception as error:
-            errors.append(error)
-
-    reader, maker = threading.Thread(target=reads), threading.Thread(target=makes)
-    reader.start()
-    assert begun.wait(600)
-    maker.start()
-    maker.join(0.2)
-    assert maker.is_alive()
-    go.set()
-    reader.join()
-    maker.join()
-    assert not errors
-    assert trees[0][0].tolist() == [0] * D
+    held, target = HeldUp(monkeypatch, InputAdapter, name), [np.full(D, 7, np.float32)]
+    reader = start(lambda: task.tree() if read == "tree" else task.load(target) or target)
+    assert held.reached.wait(600)
+    maker = start(lambda: getattr(server, make)(**calls[make]))
+    assert not wait([maker], 0.2).done
+    held.go.set()
+    assert reader.result(600)[0].tolist() == [0] * D
+    maker.result(600)
     assert server.version == (0 if make == "load_state_dict" else 2)
 
 
@@ -184,28 +164,15 @@ def test_a_flush_waits_until_a_conversion_is_done(call, monkeypatch):
     task = server.checkout("ann")
     server.push(client="bob", version=0, update=ones())
     server.flush()
-    ingest, begun, go = InputAdapter.ingest, threading.Event(), threading.Event()
-
-    def slow(adapter, what, parts, slot, conversion=None, *others):
-        if conversion is not None:
-            begun.set()
-            assert go.wait(600)
-        return ingest(adapter, what, parts, slot, conversion, *others)
-
     server.push(client="bob", version=1, update=ones())
-    monkeypatch.setattr(InputAdapter, "ingest", slow)
-    slow_push = threading.Thread(target=lambda: server.push(task=task, model=ones()))
-    slow_push.start()
-    assert begun.wait(600)
-    made = []
-    flusher = threading.Thread(target=lambda: made.append(getattr(server, call)()))
-    flusher.start()
-    flusher.join(0.2)
-    assert flusher.is_alive()
-    go.set()
-    flusher.join()
-    slow_push.join()
-    assert made[0].version == 2
+    held = HeldUp(monkeypatch, InputAdapter, "ingest", lambda *arguments: arguments[4:5] not in ((), (None,)))
+    push = start(lambda: server.push(task=task, model=ones()))
+    assert held.reached.wait(600)
+    made = start(getattr(server, call))
+    assert not wait([made], 0.2).done
+    held.go.set()
+    assert made.result(600).version == 2
+    assert push.result(600).status == "joined"
 
 
 def test_in_place_a_listed_task_gives_copies():
@@ -237,10 +204,8 @@ def test_a_store_with_too_few_versions_is_refused(tmp_path):
         with pytest.raises(AffluxError, match="max_versions is 2, must be at least 3"):
             Server(fedbuff(), np.zeros(D), max_versions=2, commit_every=commit_every, store=tmp_path / "store")
     with Server(fedbuff(buffer_size=1), np.zeros(D), max_versions=2, store=tmp_path / "store") as server:
-        for _ in range(5):
-            server.push(client=1, version=server.version, update=np.ones(D))
+        push_all(server, [1] * 5, np.ones(D))
     with Server(
         fedbuff(buffer_size=1), np.zeros(D), max_versions=3, commit_every=3, store=tmp_path / "other"
     ) as server:
-        for _ in range(8):
-            server.push(client=1, version=server.version, update=np.ones(D))
+        push_all(server, [1] * 8, np.ones(D))

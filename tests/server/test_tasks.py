@@ -7,7 +7,7 @@ from afflux import AffluxError, Closed, Opened, Server, replay
 from afflux.rules import fedasync, fedavg, fedbuff
 from afflux.server.aggregator import Aggregator
 from checked_out import D, held, made, step, vector
-from conftest import bits, check_error, check_raises
+from conftest import bits, check_error, check_raises, push_all
 from inside import aggregator_of, slots_taken, stopped_clock
 
 
@@ -226,7 +226,8 @@ def test_wrong_arguments():
 
 
 def test_tree_and_load_are_private_and_of_the_first_params(rng):
-    torch = pytest.importorskip("torch")
+    import torch
+
     first = {
         "conv": [torch.ones(2, 2, dtype=torch.bfloat16), np.ones(3)],
         "running_mean": np.full(2, 0.5, np.float32),
@@ -252,7 +253,8 @@ def test_tree_and_load_are_private_and_of_the_first_params(rng):
 
 
 def test_a_flat_vectors_tree_is_flat():
-    torch = pytest.importorskip("torch")
+    import torch
+
     for params in (np.zeros(D), torch.zeros(D, dtype=torch.float64), torch.zeros(D)):
         tree = made(params).checkout(1).tree()
         assert (type(tree), tree.dtype, tuple(tree.shape)) == (type(params), params.dtype, (D,))
@@ -297,7 +299,8 @@ def test_the_system_clock_changes_while_a_store_is_closed(change, left, set_time
 
 
 def test_the_tree_of_an_opened_server_is_numpys(tmp_path):
-    torch = pytest.importorskip("torch")
+    import torch
+
     with made({"w": [torch.ones(2), torch.zeros(1)]}, store=tmp_path / "s") as server:
         assert isinstance(server.checkout(1).tree()["w"][0], torch.Tensor)
     with Server.open(tmp_path / "s") as server:
@@ -330,8 +333,7 @@ def test_only_a_conversion_needs_params_that_are_gone(preset, joined, expired, t
     for crash in (False, True):
         server = Server(preset, np.zeros(D), store=tmp_path / "s" if crash else None)
         tasks = {kind: server.checkout(kind, hold=crash) for kind in (*joined, *expired)}
-        for _ in range(3):
-            server.push(client=0, version=server.pull(), update=vector())
+        push_all(server, [0] * 3, vector(), version=lambda _, server=server: server.pull())
         newest = server.checkout("newest")
         if crash:
             server.close(checkpoint=False)
