@@ -286,23 +286,24 @@ def kills(case, path, count, seed=0, most=40):
         assert not driver.life()
 
 
+def killing(folder, lines):
+    """A trace function that kills the process when so many lines of the sources in a folder have been executed."""
+
+    def trace(frame, event, _):
+        nonlocal lines
+        if not frame.f_code.co_filename.startswith(folder):
+            return None
+        lines -= event == "line"
+        if lines < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    return trace
+
+
 def each_step(case, path, step=1):
     """Kills the server before each line of the store's code that two rounds run, in turn. Returns their number."""
     lines = 0
-
-    def prepare():
-        left = lines
-
-        def trace(frame, event, _):
-            nonlocal left
-            if not frame.f_code.co_filename.startswith(STORE):
-                return None
-            left -= event == "line"
-            if left < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-
-        sys.settrace(trace)
 
     def two_rounds():
         first = None
@@ -315,7 +316,7 @@ def each_step(case, path, step=1):
         return enough
 
     with Driver(case, path) as driver:
-        while driver.life(None, prepare, two_rounds()):
+        while driver.life(None, lambda left=lines: sys.settrace(killing(STORE, left)), two_rounds()):
             lines += step
     return lines
 

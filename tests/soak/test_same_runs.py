@@ -39,10 +39,7 @@ def test_seconds_versions_and_ids_are_not_compared(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"header": HEADER | {"client_lr": 0.2}},
-            r"case: audit logs differ in 1 of 1\naudit/fedbuff-seed0.jsonl, line 1 ",
-        ),
+        ({"header": HEADER | {"client_lr": 0.2}}, r"case: audit logs differ in 1 of 1\naudit/fedbuff-seed0.jsonl"),
         ({"header": dict(reversed(HEADER.items()))}, "audit logs differ"),
         ({"weight": 0.5000001}, "audit/fedbuff-seed0.jsonl, line 2 .*\n  base .*0.5].*\n  new  .*0.5000001]"),
         ({"accuracy": "0.250"}, "tables differ in 1 of 3\nmetrics.csv, line 2"),

@@ -1,20 +1,16 @@
 """Killed at random moments and at each line of a commit, a store reopens at its last commit, with the right bits."""
 
 import json
-import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
 
-from conftest import FORKS
+from conftest import FORKING
 from crashes import CASES, PIECE, Case, each_step, kills, many, name
 from pairwise import soak, soak_all
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork"),
-    pytest.mark.filterwarnings(FORKS),
-]
+pytestmark = FORKING
 
 LINES = [
     Case("ca2fl"),

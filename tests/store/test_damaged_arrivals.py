@@ -47,8 +47,7 @@ def waiting(path):
 def test_a_damaged_arrival_is_dropped_by_name(path):
     sound = shutil.copytree(path, path.with_name("sound"))
     harm(path, 1)
-    with pytest.raises(StoreError, match=rf"arrivals is damaged: slot 1 .*`afflux store repair {path}`.*drops the arr"):
-        Server.open(path)
+    check_error(rf"arrivals is damaged: slot 1 .*repair {path}`.*drops the arr", Server.open, path, error=StoreError)
     health = store.check(path)
     assert (health.arrivals, health.mendable, health.keeps_bits, health.damaged) == ((6,), True, False, ())
     assert health.problems[0].startswith("client 6's waiting arrival: ")

@@ -15,15 +15,12 @@ import pytest
 from afflux import Server, StoreError, store
 from afflux.rules import fedbuff
 from afflux.rules.rule import Needs
-from conftest import FORKS, check_error, check_raises
+from conftest import FORKING, check_error, check_raises
 from forged import DEEP, forge_fact, forge_list, forge_row, forge_state, index
 from hostile_stores import BASES, GOOD, MODEL, STATEMENTS, make_bases, many, outcome
 from pairwise import soak_all
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork"),
-    pytest.mark.filterwarnings(FORKS),
-]
+pytestmark = FORKING
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from afflux.store.commits import Transaction
 from afflux.store.index import Index, RecentPlaces
 from afflux.store.index_entries import ListUpdate
 from afflux.store.segments import Place
+from conftest import raising
 
 FACTS = {"order_version": 1}
 
@@ -117,11 +118,7 @@ def test_an_interrupt_leaves_the_last_commit_known(index, monkeypatch, interrupt
     index.commit(transaction({7: place(3, rank=0)}))
     owner = index._commits if interrupted == "write" else index._recent
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-
-        def interrupt(*arguments):
-            raise KeyboardInterrupt
-
-        patch.setattr(owner, interrupted, interrupt)
+        patch.setattr(owner, interrupted, raising(KeyboardInterrupt))
         index.commit(transaction({7: place(4, rank=-1)}))
     assert index.row(7) == place(3 if interrupted == "write" else 4, rank=0)
     index.commit(transaction({7: place(5, rank=-1)}))

@@ -17,7 +17,7 @@ from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.store import resharding as module
 from afflux.store.reader import locked_reader
 from commands import invoke
-from conftest import bits, check_error
+from conftest import bits, check_error, ready
 from sharded_runs import CASES, SUPERBLOCK, contents_of
 
 SIZE = 4 * SUPERBLOCK + 77
@@ -43,9 +43,7 @@ def test_no_bit_changes(case, numbers, tmp_path):
     vector = np.ones(SIZE, np.float32)
     path, expected = tmp_path / "store", Server(rule, vector, log=True, **options)
     server = Server(rule, vector, log=True, plane=plane(numbers[0]), store=path, **options)
-    for name in rule.needs.handed_in:
-        for each in (server, expected):
-            each.set_rule_vector(name, vector)
+    ready(server, vector), ready(expected, vector)
     for shards in (*numbers[1:], numbers[-1]):
         first = server.pull()
         for _ in range(4):

@@ -2,8 +2,6 @@
 process that ends at once. The server goes on with the bits, the log and the counts of one that was never interrupted.
 """
 
-import io
-import json
 import shutil
 from dataclasses import replace
 
@@ -15,7 +13,7 @@ from afflux.rules import ca2fl, fadas, fedadam, fedavg, fedbuff, gsgm, mf_ca2fl,
 from afflux.store import stored_state
 from conftest import ready
 from inside import aggregator_of
-from stores import same
+from stores import same, through_a_file
 from variants import VARIANTS, serve, trace
 from variants import push as push_joins
 
@@ -32,13 +30,9 @@ class Save:
     def restored(self, server, make):
         """The same server once more; `make` makes a new one, with other params, that loads a state."""
         if self.way == "state":
-            state, file = server.state_dict(), io.BytesIO()
-            np.savez(file, **state["arrays"])
-            file.seek(0)
             other = make()
             other.replace_rule(server.rule)
-            meta = json.loads(json.dumps(state["meta"], allow_nan=False))
-            other.load_state_dict({"meta": meta, "arrays": dict(np.load(file, allow_pickle=False))})
+            other.load_state_dict(through_a_file(server.state_dict()))
             return other
         if self.way == "closed":
             server.close()
@@ -78,8 +72,7 @@ def test_every_rule(save, variant):
     def play(server, number):
         first, join = joins[number]
         if first == 0:
-            for name in server.rule.needs.handed_in:
-                server.set_rule_vector(name, join[-1].astype(np.float32))
+            ready(server, join[-1].astype(np.float32))
         push_joins(server, [join])
         shapes.add(tuple((name, v.shape, v.dtype.str) for name, v in server.rule_vectors.items()))
 
@@ -95,13 +88,8 @@ def update(number):
 
 
 def ordinary(server, number):
-    server.push(
-        client=number * 7 % 5,
-        **{server.rule.kind: update(number)},
-        version=max(0, server.version - number % 3),
-        num_examples=1 + number % 4,
-        loss=1 / (1 + number),
-    )
+    facts = {"version": max(0, server.version - number % 3), "num_examples": 1 + number % 4, "loss": 1 / (1 + number)}
+    server.push(client=number * 7 % 5, **{server.rule.kind: update(number)}, **facts)
 
 
 #: {id: (rule, options of the server)}

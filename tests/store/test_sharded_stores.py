@@ -55,6 +55,11 @@ def stored(path, shards=2, rule=None, size=SIZE, **options):
     return Server(rule, np.ones(size, np.float32), plane=shards and ShardedPlane(shards), **store, **options)
 
 
+def pushes(server, count):
+    for _ in range(count):
+        push(server)
+
+
 def push(server, size=SIZE, version=None):
     """The next push: the same after the same joins."""
     vector = np.random.default_rng(server.joins).standard_normal(size, np.float32)
@@ -67,8 +72,7 @@ def test_a_store_of_one_shard_is_one_without_shards(tmp_path):
     contents = []
     for path, shards in ((tmp_path / "one", None), (tmp_path / "shard", 1)):
         with stored(path, shards) as server:
-            for _ in range(5):
-                push(server)
+            pushes(server, 5)
         with closing(sqlite3.connect(path / "index.sqlite")) as index:
             version = index.execute("PRAGMA user_version").fetchone()
             files = {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file()}
@@ -110,8 +114,7 @@ def test_all_parts_of_a_version_have_one_slot(tmp_path):
         drafts = [plane.versions.take() for _ in range(3)]
         while drafts:
             del drafts[-k % 2 * (len(drafts) - 1)]
-    for _ in range(6):
-        push(server)
+    pushes(server, 6)
     server.close()
     Server.open(tmp_path / "store", plane=ShardedPlane(2)).close()
 
@@ -120,8 +123,7 @@ def test_versions_that_a_checkpoint_keeps(tmp_path):
     """The server's own vectors may be written over while a caller has a copy: it is written to a slot again."""
     server = stored(tmp_path / "store", max_versions=5)
     first = server.pull()
-    for _ in range(4):
-        push(server)
+    pushes(server, 4)
     params, second = first.params.copy(), server.pull()
     push(server), push(server)
     for _ in range(2):  # the second one finds them in their slots
@@ -309,8 +311,7 @@ def spoiled(path, name, slot, shard):
 def test_damage_in_a_shard_is_found_and_repaired_where_that_is_possible(shard, tmp_path):
     path = tmp_path / "store"
     with stored(path, 2, rules.ca2fl(buffer_size=2, codec="affine-4")) as server:
-        for _ in range(5):
-            push(server)
+        pushes(server, 5)
         rows = {client: bytes(server.rows.encoded(client)) for client in server.rows.client_ids}
     with locked_reader(path) as store:
         (client, place), *_ = store.index.rows_by_slot()
@@ -333,8 +334,7 @@ def test_damage_in_a_shard_is_found_and_repaired_where_that_is_possible(shard, t
         assert {each: bytes(server.rows.encoded(each)) for each in server.rows.client_ids} == {
             each: row for each, row in rows.items() if each != client
         }
-        for _ in range(4):
-            push(server)
+        pushes(server, 4)
         (other, place), *_ = [(each, place) for each, place in rows_of(server) if each != client]
     folder = spoiled(path, "rows", place.slot, shard)
     with Server.open(path, plane=ShardedPlane(2)) as server:
@@ -373,10 +373,8 @@ def test_a_shard_without_space_or_files(tmp_path, monkeypatch):
     check_error(f"no space for .*{path}/shard-1/.*/rows", push, server, error=StoreError)
     assert (server.version, server.joins) == (0, 1)
     full.clear()
-    for _ in range(5):
-        push(server)
-    for _ in range(6):
-        push(expected)
+    pushes(server, 5)
+    pushes(expected, 6)
     assert contents_of(server) == contents_of(expected)
     assert bits(server.params) == bits(expected.params)
     for file in (path / "shard-1").glob("*/params/c/0/0"):

@@ -8,7 +8,7 @@ import pytest
 from afflux import Server, StoreError, UnavailableError, replay
 from afflux.ops.codecs import ROUNDING
 from afflux.rules import ca2fl, fedbuff, wkafl
-from conftest import FORKS, bits, check_error
+from conftest import FORKS, bits, check_error, push_all
 from stores import CLIENTS, M, made, same, some_pushes
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
@@ -141,8 +141,7 @@ def test_another_codec_is_refused(tmp_path):
     path, rule = tmp_path / "store", ca2fl(buffer_size=M, codec="affine-4")
     Server(rule, np.zeros(300), num_clients=CLIENTS, store=path, seed=7).close()
     for codec in (None, "affine-vector-4", "affine-8", "bfloat16"):
-        with pytest.raises(StoreError, match="holds a server whose codec is 'affine-4', not '"):
-            Server.open(path, ca2fl(buffer_size=M, codec=codec))
+        check_error("whose codec is 'affine-4'", Server.open, path, ca2fl(buffer_size=M, codec=codec), error=StoreError)
     assert Server.open(path, rule).rows.facts() == {"codec": "affine-4", "seed": 7}
 
 
@@ -156,8 +155,7 @@ def test_options_may_be_numbers_of_numpy(tmp_path):
 
 def test_rows_are_asked_for_by_numbers_of_numpy(tmp_path):
     for server in (made("ca2fl", 10), made("ca2fl", 10, tmp_path / "store")):
-        for client in range(M):
-            server.push(client=np.int32(client), update=np.ones(10), version=0)
+        push_all(server, (np.int32(client) for client in range(M)), np.ones(10), version=0)
         assert np.int64(1) in server.rows
         assert server.rows.row(np.int64(1)).tolist() == [1.0] * 10
     check_error(r"\[row\] client_id is 1180591620717411303424, .* fit into 64 bits", server.rows.row, 2**70)

@@ -6,8 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +19,8 @@ from afflux.store import check, info
 from afflux.store.disk_cache import DiskRows
 from afflux.store.index import Index
 from afflux.store.segments import Segments
-from conftest import bits, check_error
+from conftest import bits, check_error, push_all
+from held_up import start
 from inside import index_of, store_of
 from stores import CLIENTS, M, made, same, some_pushes
 
@@ -85,8 +86,7 @@ def test_after_a_kill_the_store_has_the_pushes_whose_receipts_say_so(tmp_path):
                 assert held or version is None or version > server.version, (name, number)
                 safe += version is not None and version <= server.version
             twin = Server(fedbuff(buffer_size=3), np.zeros(10))
-            for client in range(server.joins):
-                twin.push(client=client, update=np.full(10, client + 1.0), version=0)
+            push_all(twin, range(server.joins), lambda client: np.full(10, client + 1.0), version=0)
             assert (server.version, server.arrivals_waiting) == (twin.version, twin.arrivals_waiting)
             assert bits(server.params) == bits(twin.params)
     assert safe > 20
@@ -215,8 +215,7 @@ def test_a_checkpoint_that_is_interrupted_after_its_transaction_counts(tmp_path,
 def test_clients_are_told_once_amid_a_commit(tmp_path, monkeypatch):
     """A view of the rows that a caller keeps."""
     server = made("ca2fl", 30, tmp_path / "store", commit_every=2)
-    for client in range(5):
-        server.push(client=client, update=np.ones(30), version=server.version)
+    push_all(server, range(5), np.ones(30))
     index, rows, seen = index_of(server), server.rows, []
     commit = index.commit
 
@@ -261,20 +260,16 @@ def test_a_row_that_a_commit_moves_while_its_client_pushes(tmp_path, monkeypatch
     ingest = InputAdapter.ingest
     late = []
 
-    def pushes(server, start, *clients):
-        for client in clients:
-            server.push(client=client, update=np.full(300, start + client, np.float32), version=1)
+    def pushes(server, first, *clients):
+        push_all(server, clients, lambda client: np.full(300, first + client, np.float32), version=1)
 
     def held_up(self, *arguments):
         if late:
-            thread = threading.Thread(target=pushes, args=(there, *late.pop()))
-            thread.start()
-            thread.join()
+            start(partial(pushes, there, *late.pop())).result(600)
         return ingest(self, *arguments)
 
     for server in (there, here):
-        for client in range(M):
-            server.push(client=client, update=np.full(300, client + 1, np.float32), version=0)
+        push_all(server, range(M), lambda client: np.full(300, client + 1, np.float32), version=0)
     monkeypatch.setattr(InputAdapter, "ingest", held_up)
     late.append((10, 0, 1, 2))
     pushes(there, 20, 1)

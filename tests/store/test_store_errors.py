@@ -20,15 +20,17 @@ from afflux.rules.staleness import Constant
 from afflux.store import check, repair
 from afflux.store.lock import Lock
 from afflux.store.metadata import BACKUP
-from conftest import FORKS, check_error
+from conftest import FORKS, check_error, push_all, raising
 from crashes import result
-from damage import damage, place
+from damage import damage, damage_vectors, place
 from inside import index_of, slots_taken
+from nine_rows import change
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
 
 SIZE, CLIENTS, M = 70_001, 30, 3
 RULE = ca2fl(buffer_size=M)
+FULL = raising(StoreError, "[store] cannot write: database or disk is full")
 
 
 def vector(client):
@@ -39,8 +41,7 @@ def vector(client):
 def path(tmp_path):
     """A store with rows of clients 0 to 8, and its params."""
     with Server(RULE, np.zeros(SIZE), num_clients=CLIENTS, store=tmp_path / "store") as server:
-        for client in range(9):
-            server.push(client=client, update=vector(client), version=server.version)
+        push_all(server, range(9), vector)
     return tmp_path / "store"
 
 
@@ -60,16 +61,13 @@ def test_a_damaged_row_is_found_when_its_client_pushes(path, where):
     check_error(said, server.push, client=4, update=vector(4), version=server.version, error=StoreError)
     check_error(r"\[row\] client 4's row is damaged", server.rows.row, 4, error=StoreError)
     assert (server.joins, slots_taken(server)) == (before, 0)
-    for client in (3, 5, 20):
-        server.push(client=client, update=vector(client), version=server.version)
+    push_all(server, (3, 5, 20), vector)
     assert server.version == 4
 
 
 @pytest.mark.parametrize("name", ["params", "sum"])
 def test_damaged_vectors_are_found_at_opening(path, name):
-    for slot in range(2):
-        width = json.loads((path / name / "zarr.json").read_text())["chunk_grid"]["configuration"]["chunk_shape"][1]
-        damage(path / name / "c" / "0" / "0", slot * width * (8 if name == "sum" else 4) + 1000)
+    damage_vectors(path, name)
     remedy = {"params": BACKUP, "sum": f"`afflux store repair {path}` computes it again"}[name]
     refused(path, f"{name} is damaged: slot [01] does not agree with its checksum; {remedy}")
 
@@ -98,12 +96,10 @@ def test_a_segment_that_is_cut_off_while_it_is_mapped(path, name):
 
 def cut_off(path, name):
     server = Server.open(path, RULE)
-    for client in (0, 1):
-        server.push(client=client, **{server.rule.kind: vector(client)}, version=server.version)
+    push_all(server, (0, 1), vector)
     os.truncate(path / name / "c" / "0" / "0", 4096)
     try:
-        for client in (2, 3, 4):
-            server.push(client=client, **{server.rule.kind: vector(client)}, version=server.version)
+        push_all(server, (2, 3, 4), vector)
     except StoreError as error:
         assert server.version == 3
         return str(error).replace("\n", " ")
@@ -112,8 +108,7 @@ def cut_off(path, name):
 
 def test_a_vanished_folder(path, tmp_path):
     server = Server.open(path, RULE)
-    for client in range(2):
-        server.push(client=client, update=vector(client), version=server.version)
+    push_all(server, range(2), vector)
     path.rename(tmp_path / "elsewhere")
     check_error("has vanished", server.push, client=2, update=vector(2), version=server.version, error=StoreError)
     assert server.arrivals_waiting == 2
@@ -138,8 +133,7 @@ def test_a_damaged_index(path):
         damage(path / "index.sqlite", offset, 2000)
         with pytest.raises(StoreError, match=r"index\.sqlite"):
             server = Server.open(path, RULE)
-            for client in range(30):  # what opening does not read
-                server.push(client=client, update=vector(client), version=server.version)
+            push_all(server, range(30), vector)  # what opening does not read
     shutil.copy(path.parent / "copy" / "index.sqlite", path / "index.sqlite")
     (path / "index.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 100)
     refused(path, "damaged")
@@ -158,10 +152,7 @@ def test_a_damaged_index(path):
     ],
 )
 def test_a_foreign_index(path, statement, message):
-    connection = sqlite3.connect(path / "index.sqlite")
-    connection.execute(statement)
-    connection.commit()
-    connection.close()
+    change(path, statement)
     refused(path, message)
 
 
@@ -207,8 +198,7 @@ def test_other_rules_and_no_stores(path, tmp_path):
         check_error(r"is missing\. If a process was killed .* remove the", call, tmp_path / "empty", error=StoreError)
         (tmp_path / "empty" / "lock").unlink()
     assert list((tmp_path / "empty").iterdir()) == []
-    with pytest.raises(StoreError, match=r"is not empty; Server\.open opens an existing store"):
-        Server(RULE, np.zeros(3), num_clients=5, store=path)
+    check_error("is not empty; Server.open", Server, RULE, np.zeros(3), num_clients=5, store=path, error=StoreError)
     (tmp_path / "empty" / "rows").mkdir()
     with pytest.raises(StoreError, match=r"is not empty, and holds no store: index\.sqlite is missing.* remove what"):
         Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "empty")
@@ -276,19 +266,15 @@ def test_arguments_of_a_wrong_kind(path, tmp_path):
 def test_errors_of_open_name_open(tmp_path):
     folder = tmp_path / "store"
     with Server(fedbuff(buffer_size=2), np.zeros(3), accumulate=True, max_versions=2, store=folder) as server:
-        for client in range(3):  # the third one is in the sum, with staleness 1
-            server.push(client=client, version=0, update=np.ones(3))
+        push_all(server, range(3), np.ones(3), version=0)  # the third one is in the sum, with staleness 1
     with pytest.raises(StoreError, match=rf"^\[open\] {folder}: client 2 is in the sum with the raw weight"):
         Server.open(folder, fedbuff(buffer_size=2, staleness=Constant()))
     check_error(r"^\[open\] max_versions is 2, must be at least 3", Server.open, folder, commit_every=2)
 
 
 def test_a_first_commit_that_fails_lets_go_of_the_folder(tmp_path, monkeypatch):
-    def full(*_):
-        raise StoreError("[store] cannot write: database or disk is full")
-
     with monkeypatch.context() as failing, pytest.raises(StoreError, match="disk is full"):
-        failing.setattr("afflux.store.index.Index.commit", full)
+        failing.setattr("afflux.store.index.Index.commit", FULL)
         Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "new")
     assert not (tmp_path / "new").exists()
     Server(RULE, np.zeros(3), num_clients=5, store=tmp_path / "new").close()
@@ -314,8 +300,7 @@ def limited(path, size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     before = server.version
     try:
-        for client in range(9, 30):
-            server.push(client=client, **{server.rule.kind: vector(client)}, version=server.version)
+        push_all(server, range(9, 30), vector)
     except StoreError as error:
         assert before <= server.version < before + 7
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -335,8 +320,7 @@ def test_a_disk_without_space(path, size, monkeypatch):
     monkeypatch.setattr("afflux.store.metadata.SEGMENT_BYTES", 1 << 20)
     shutil.rmtree(path)
     with Server(RULE, np.zeros(SIZE), num_clients=CLIENTS, store=path) as server:
-        for client in range(3):
-            server.push(client=client, update=vector(client), version=server.version)
+        push_all(server, range(3), vector)
     (out,) = result(lambda tell: tell(limited(path, size)))
     assert "no space for" in out or "cannot write" in out
 
@@ -345,14 +329,9 @@ def test_a_version_that_cannot_be_committed_is_not_told(path, monkeypatch):
     """The round stays, and is committed as soon as that is possible."""
     server = Server.open(path, RULE)
     before = server.pull()
-
-    def full(change):
-        raise StoreError("[store] cannot write: database or disk is full")
-
     with monkeypatch.context() as failing:
-        failing.setattr(index_of(server), "commit", full)
-        for client in (0, 1):
-            server.push(client=client, update=vector(client), version=3)
+        failing.setattr(index_of(server), "commit", FULL)
+        push_all(server, (0, 1), vector, version=3)
         for client in (2, 3):  # the one that completes the buffer; then one that waits beside the round
             with pytest.raises(StoreError, match="disk is full") if client == 2 else nullcontext():
                 server.push(client=client, update=vector(client), version=3)
@@ -381,8 +360,7 @@ def somebody(path):
         os.setgid(65534)
         os.setuid(65534)
     with pytest.raises(StoreError) as caught, Server.open(path, RULE) as server:
-        for client in range(9):
-            server.push(client=client, **{server.rule.kind: vector(client)}, version=server.version)
+        push_all(server, range(9), vector)
     return str(caught.value).replace("\n", " ")
 
 
@@ -401,10 +379,8 @@ def test_a_file_that_cannot_be_written(name, path):
 
 
 def test_sqlite_fails_at_a_birth(tmp_path, monkeypatch):
-    def failed(*arguments, **options):
-        raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr(sqlite3, "connect", failed)
+    monkeypatch.setattr(sqlite3, "connect", raising(sqlite3.OperationalError, "disk I/O error"))
     with pytest.raises(StoreError, match=r"cannot make .*index\.sqlite: disk I/O error"):
         Server(RULE, np.zeros(9), num_clients=CLIENTS, store=tmp_path / "store")
 

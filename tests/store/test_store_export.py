@@ -1,7 +1,5 @@
 """`afflux.store.export` and its command: rows as plain arrays."""
 
-import shutil
-
 import numpy as np
 import pytest
 
@@ -9,11 +7,6 @@ from afflux import Server, StoreError, store
 from afflux.rules import ca2fl
 from conftest import bits, check_error
 from nine_rows import ORDER, damage_row, run, vector
-
-
-@pytest.fixture
-def path(nine_rows, tmp_path):
-    return shutil.copytree(nine_rows, tmp_path / "store")
 
 
 @pytest.mark.parametrize("clients", [None, [3], [0, 8, 3]])

@@ -14,13 +14,8 @@ import zarr
 
 import afflux.store.metadata
 from afflux import Server, StoreError, store
-from conftest import check_error
+from conftest import check_error, raising
 from nine_rows import RULE, contents, place, pushes, run
-
-
-@pytest.fixture
-def path(nine_rows, tmp_path):
-    return shutil.copytree(nine_rows, tmp_path / "store")
 
 
 def edit(file, change):
@@ -171,10 +166,7 @@ def test_a_file_that_cannot_be_cut(path, monkeypatch):
     file = path / "params" / "c" / "0" / "0"
     os.truncate(file, file.stat().st_size + 10)
 
-    def refused(*arguments):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(os, "ftruncate", refused)
+    monkeypatch.setattr(os, "ftruncate", raising(OSError, errno.EROFS, os.strerror(errno.EROFS)))
     check_error(rf"cannot cut {file} to size: Read-only file system$", store.repair, path, error=StoreError)
 
 

@@ -18,7 +18,7 @@ from afflux import AffluxError, Server, StoreError, plan, store
 from afflux.rules import ca2fl, fedbuff, gsgm
 from afflux.rules.staleness import Hinge
 from afflux.store.lock import LOCK, Lock
-from conftest import check_error
+from conftest import check_error, push_all, raising
 from forged import forge_fact
 
 D = 50
@@ -33,8 +33,7 @@ def path(tmp_path):
     return tmp_path / "store"
 
 
-def full(*arguments, **more):
-    raise StoreError("[store] cannot write: database or disk is full")
+full = raising(StoreError, "[store] cannot write: database or disk is full")
 
 
 def test_an_error_says_whether_the_push_has_joined(path, monkeypatch):
@@ -87,11 +86,8 @@ def test_a_construction_that_fails_leaves_no_folder(where, error, there, tmp_pat
     if there:
         path.mkdir(parents=True)
 
-    def failing(*arguments, **more):
-        raise error
-
     with monkeypatch.context() as patched:
-        patched.setattr(where, failing)
+        patched.setattr(where, raising(lambda: error))
         with pytest.raises((StoreError, OSError, KeyboardInterrupt)):
             Server(ca2fl(buffer_size=2), np.zeros(D), num_clients=5, store=path)
     assert [file.name for file in path.iterdir() if file.name != "lock"] == [] if there else not path.parent.exists()
@@ -115,16 +111,14 @@ def test_a_construction_that_is_refused_leaves_what_is_there(path):
 def test_a_forgotten_server_releases_its_folder(path):
     """And commits nothing: the arrival that waits is lost."""
     server = Server(fedbuff(buffer_size=2), np.zeros(D), store=path)
-    for client in range(3):
-        push(server, client)
+    push_all(server, range(3), np.ones(D))
     held, reference = server.pull(), weakref.ref(server)
     del server
     gc.collect()
     assert reference() is None
     with Server.open(path) as server:
         assert (server.joins, server.arrivals_waiting) == (2, 0)
-        for client in range(2):
-            push(server, client)
+        push_all(server, range(2), np.ones(D))
         assert server.version == 2
     assert held.params.tolist() == [1.0] * D, "what was pulled stays as it is"
 

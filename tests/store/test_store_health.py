@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import sqlite3
 
 import numpy as np
 import pytest
@@ -15,16 +13,12 @@ from afflux.rules.optimizers import Sgd
 from afflux.store.index import Index
 from afflux.store.index_entries import guarded_crc
 from afflux.store.segments import Place
-from conftest import bits, check_error
-from damage import damage, place
+from conftest import bits, check_error, push_all
+from damage import damage, damage_vectors, place
+from forged import index
 from inside import index_of
 from nine_rows import CLIENTS, ORDER, RULE, SIZE, M, change, contents, damage_row, pushes, run, vector
 from surroundings import traced_memory_below
-
-
-@pytest.fixture
-def path(nine_rows, tmp_path):
-    return shutil.copytree(nine_rows, tmp_path / "store")
 
 
 def test_check_reads_all_and_writes_nothing(path):
@@ -49,9 +43,7 @@ def test_check_finds_a_damaged_row(path, where):
 
 @pytest.mark.parametrize("name", ["params", "sum", "arrivals"])
 def test_check_finds_damaged_vectors(path, name):
-    width = json.loads((path / name / "zarr.json").read_text())["chunk_grid"]["configuration"]["chunk_shape"][1]
-    for slot in range(2):
-        damage(path / name / "c" / "0" / "0", slot * width * (8 if name == "sum" else 4) + 1000)
+    damage_vectors(path, name)
     health = store.check(path)
     assert len(health.problems) == (2 if name == "params" else 1)
     assert all(f"{path / name} is damaged: slot" in problem for problem in health.problems)
@@ -80,12 +72,10 @@ def test_check_finds_what_the_index_cannot_say(path, statement, message):
 
 def test_check_finds_a_sum_of_other_rows(path):
     """As a lost update would leave it: all checksums hold."""
-    connection = sqlite3.connect(path / "index.sqlite")
-    (crc,) = connection.execute("SELECT crc FROM rows WHERE client = 1").fetchone()
-    (slot,) = connection.execute("SELECT slot FROM rows WHERE client = 2").fetchone()
-    connection.execute("UPDATE rows SET crc = ? WHERE client = 2", (guarded_crc(2, Place(slot, crc[:-4])),))
-    connection.commit()
-    connection.close()
+    with index(path) as connection:
+        (crc,) = connection.execute("SELECT crc FROM rows WHERE client = 1").fetchone()
+        (slot,) = connection.execute("SELECT slot FROM rows WHERE client = 2").fetchone()
+        connection.execute("UPDATE rows SET crc = ? WHERE client = 2", (guarded_crc(2, Place(slot, crc[:-4])),))
     (here, start), (there, target) = place(path, 1), place(path, 2)
     row = here.read_bytes()[start : start + 4 * SIZE]
     with there.open("r+b") as file:
@@ -101,12 +91,7 @@ def test_check_knows_the_largest_norm_so_far(tmp_path):
     """The promise is in parts of it: what large rows have left in the sum is no damage when they are gone."""
     server = Server(afa_cs(buffer_size=1), np.zeros(100), num_clients=4, max_abs=1e25, store=tmp_path / "store")
     for scale in (1e20, 1.0):
-        for client in range(4):
-            server.push(
-                client=client,
-                gradient=np.random.default_rng(client).standard_normal(100) * scale,
-                version=server.version,
-            )
+        push_all(server, range(4), lambda i, k=scale: np.random.default_rng(i).standard_normal(100) * k)
     rows = np.sum([row.astype(np.float64) for row in server.rows.values()], axis=0)
     assert np.abs(server.rows.sum - rows).max() > 1.0
     server.close()
@@ -120,11 +105,9 @@ def test_check_knows_the_rounding_of_a_long_run(tmp_path):
     few, many, largest = 64, 512, 2.0**40
     rule = ca2fl(buffer_size=few)
     with Server(rule, np.zeros(1), num_clients=few + many, store=tmp_path / "store", commit_every=None) as server:
-        for client in range(many):
-            server.push(client=few + client, update=np.array([largest]), version=server.version)
+        push_all(server, (few + client for client in range(many)), np.array([largest]))
         for step in range(1, 201):
-            for client in range(few):
-                server.push(client=client, update=np.array([step / 16]), version=server.version)
+            push_all(server, range(few), np.array([step / 16]))
         assert server.rows.sum.tolist() == [2.0**49]
     health = store.check(tmp_path / "store")
     assert health.sum_error == few * 200 / 16 / (few + many) / largest  # rounding explains 1.54e-12
@@ -140,9 +123,8 @@ def test_check_knows_rows_whose_squares_overflow(tmp_path):
     health = store.check(tmp_path / "store")
     assert health.sound
     assert health.sum_error <= 1e-15
-    connection = sqlite3.connect(tmp_path / "store" / "index.sqlite")
-    assert connection.execute("SELECT json_valid(meta) FROM state").fetchone() == (1,)
-    connection.close()
+    with index(tmp_path / "store") as connection:
+        assert connection.execute("SELECT json_valid(meta) FROM state").fetchone() == (1,)
 
 
 @pytest.mark.parametrize("gone", [(), (5,), (8, 3, 0), tuple(range(9))])
@@ -182,14 +164,8 @@ def test_repair_drops_rows_and_goes_on(path, gone):
     assert store.info(path).repairs == (told,), "later commits leave the record"
 
 
-def damage_sum(path):
-    width = json.loads((path / "sum" / "zarr.json").read_text())["chunk_grid"]["configuration"]["chunk_shape"][1]
-    for slot in range(2):
-        damage(path / "sum" / "c" / "0" / "0", slot * width * 8 + 1000)
-
-
 def test_repair_makes_a_damaged_sum_anew(path):
-    damage_sum(path)
+    damage_vectors(path, "sum")
     assert store.repair(path).dropped == ()
     assert store.check(path).sound
     Server.open(path, RULE).close()
@@ -219,8 +195,7 @@ def test_rows_in_the_other_files_stay(allocates, tmp_path, monkeypatch):
     monkeypatch.setattr("afflux.store.metadata.MOST_SLOTS", 2)
     path = tmp_path / "store"
     with Server(RULE, np.zeros(100), num_clients=CLIENTS, store=path) as server:
-        for client in range(9):
-            server.push(client=client, update=np.full(100, client, np.float32), version=server.version)
+        push_all(server, range(9), lambda client: np.full(100, client, np.float32))
         slots = {client: index_of(server).row(client).slot for client in range(9)}
     for segment in (1, 3):
         (path / "rows" / "c" / str(segment) / "0").unlink()
@@ -244,7 +219,7 @@ def test_repair_loses_no_more_than_was_agreed_to(more, path, monkeypatch):
             damage_row(path, 3)
             damage_row(path, 4)
         else:
-            damage_sum(path)
+            damage_vectors(path, "sum")
         damaged.append(contents(path))
         return True
 
@@ -266,8 +241,7 @@ def test_repair_loses_no_more_than_was_agreed_to(more, path, monkeypatch):
 def test_a_long_list_is_cut_short(tmp_path):
     path, many = tmp_path / "store", 25
     with Server(ca2fl(buffer_size=5), np.zeros(9), num_clients=many, store=path) as server:
-        for client in range(many - 1, -1, -1):
-            server.push(client=client, update=np.ones(9), version=server.version)
+        push_all(server, range(many - 1, -1, -1), np.ones(9))
     for client in range(many):
         damage_row(path, client, 8)
     lines = [f"client {client}'s row in {path / 'rows'} is damaged" for client in range(many)]
@@ -283,8 +257,7 @@ def test_a_long_list_is_cut_short(tmp_path):
 
 def test_repair_leaves_what_it_cannot_mend(path):
     damage_row(path, 3)
-    for slot in range(2):
-        damage(path / "params" / "c" / "0" / "0", slot * 4 * 70_656 + 1000)
+    damage_vectors(path, "params")
     before = contents(path)
     text = r"\[repair\] .*params is damaged.* only rows, their sum and arrivals are mended"
     check_error(text, store.repair, path, error=StoreError)
@@ -295,8 +268,7 @@ def test_repair_leaves_what_it_cannot_mend(path):
 def test_check_takes_three_vectors_of_float64(dtype, codec, tmp_path):
     rule, size = ca2fl(buffer_size=1, codec=codec), 300_000
     with Server(rule, np.zeros(size), num_clients=9, dtype=dtype, store=tmp_path / "s") as server:
-        for client in range(3):
-            server.push(client=client, update=np.full(size, client, dtype), version=client)
+        push_all(server, range(3), lambda client: np.full(size, client, dtype), version=lambda client: client)
     with traced_memory_below(25 * size):
         assert store.check(tmp_path / "s").sound
 
@@ -345,12 +317,8 @@ def test_rows_in_every_kind_of_codec(codec, tmp_path):
     assert store.check(path).sum_error <= 1e-15
     store.export(path, tmp_path / "out.npy")
     assert [bits(row) for row in np.load(tmp_path / "out.npy")] == list(rows.values())
-    slot = json.loads((path / "rows" / "zarr.json").read_text())["chunk_grid"]["configuration"]["chunk_shape"][1]
-    connection = sqlite3.connect(path / "index.sqlite")
-    ((there,),) = connection.execute("SELECT slot FROM rows WHERE client = 4")
-    connection.close()
-    item = 2 if codec == "float16" else 1
-    damage(path / "rows" / "c" / "0" / "0", there * slot * item + 5000)
+    file, offset = place(path, 4, 2 if codec == "float16" else 1)
+    damage(file, offset + 5000)
     assert store.check(path).damaged == (4,)
     assert store.repair(path).dropped == (4,)
     assert store.check(path).sum_error == 0.0

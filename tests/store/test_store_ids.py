@@ -1,16 +1,15 @@
 """Client ids of every kind in a store: in SQLite, in exported files, on the command line, and after a repair."""
 
 import json
-import sqlite3
-from contextlib import closing
 
 import numpy as np
 import pytest
 
 from afflux import Server, StoreError, store
 from afflux.rules import ca2fl
-from conftest import check_error
+from conftest import check_error, push_all
 from damage import damage, place
+from forged import index
 from nine_rows import run
 
 #: In the order of their rows.
@@ -25,13 +24,12 @@ def row(client):
 @pytest.fixture
 def path(tmp_path):
     with Server(ca2fl(buffer_size=len(IDS)), np.zeros(D), num_clients=20, store=tmp_path / "store") as server:
-        for client in reversed(IDS):
-            server.push(client=client, update=row(client), version=0)
+        push_all(server, reversed(IDS), row, version=0)
     return tmp_path / "store"
 
 
 def test_sqlite_gives_the_ids_back(path):
-    with closing(sqlite3.connect(path / "index.sqlite")) as connection:
+    with index(path) as connection:
         found = dict(connection.execute("SELECT typeof(client), count(*) FROM rows GROUP BY 1").fetchall())
         assert found == {"integer": 5, "blob": 2, "text": 8}
         query = "SELECT place FROM rows WHERE client = x'FFFFFFFFFFFFFFFF'"
@@ -51,8 +49,7 @@ def test_sqlite_gives_the_ids_back(path):
 def test_a_changed_row_of_each_keeps_its_place(path):
     """A commit replaces the entries of rows, and adds none."""
     with Server.open(path) as server:
-        for client in IDS:
-            server.push(client=client, update=row(client) + 1, version=1)
+        push_all(server, IDS, lambda client: row(client) + 1, version=1)
     with Server.open(path) as server:
         assert server.rows.client_ids == IDS
         assert [server.rows.row(client)[0] for client in IDS] == [i + 2.0 for i in range(len(IDS))]

@@ -17,7 +17,7 @@ from afflux.server.inputs import InputAdapter
 from afflux.store.disk_cache import DiskCache
 from afflux.store.metadata import make_arrays, shape_of, write_slots
 from afflux.store.segments import Segments
-from conftest import bits
+from conftest import bits, push_all
 from inside import index_of, store_of
 from stores import M, made, some_pushes
 
@@ -132,8 +132,7 @@ def test_the_disk_reads_while_a_vector_is_copied(tmp_path, mapped, monkeypatch):
         return call
 
     with made("ca2fl", 300, tmp_path / "store") as server:
-        for client in range(2 * M):
-            server.push(client=client, update=np.full(300, client, np.float32), version=server.version)
+        push_all(server, range(2 * M), lambda client: np.full(300, client, np.float32))
         for owner, name in ((Segments, "prefetch"), (InputAdapter, "ingest"), (DiskCache, "fetch")):
             monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
         server.push(client=1, update=np.ones(300, np.float32), version=server.version)

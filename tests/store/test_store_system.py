@@ -17,17 +17,12 @@ import afflux.store.index
 import afflux.store.segments
 from afflux import Server, StoreError, store
 from afflux.rules import fedbuff
-from conftest import FORKS, check_error
+from conftest import FORKS, check_error, raising
 from crashes import result
 from inside import store_of
 from nine_rows import RULE, contents
 
 pytestmark = [pytest.mark.skipif(sys.platform == "win32", reason="needs flock"), pytest.mark.filterwarnings(FORKS)]
-
-
-@pytest.fixture
-def path(nine_rows, tmp_path):
-    return shutil.copytree(nine_rows, tmp_path / "store")
 
 
 CALLS = {
@@ -40,10 +35,8 @@ CALLS = {
 
 
 def failing(number):
-    def fail(*_, **__):
-        raise OSError(number, os.strerror(number))
 
-    return fail
+    return raising(OSError, number, os.strerror(number))
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -155,10 +148,7 @@ def test_a_file_system_without_shared_memory(path, monkeypatch):
 def test_a_store_needs_no_thread(tmp_path, monkeypatch):
     """Where the system allows none, zarr-python's first call raises and its second one never returns."""
 
-    def refused(*_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError, "can't start new thread"))
     for name in ("first", "second"):
         Server(fedbuff(), np.zeros(3), store=tmp_path / name, num_threads=1).close()
         (tmp_path / name / "params" / "zarr.json").unlink()

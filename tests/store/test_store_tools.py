@@ -21,16 +21,12 @@ from afflux.rules import ca2fl, fedams
 from afflux.store.files import open_regular
 from afflux.store.index import Index
 from afflux.store.lock import Lock, _holder
-from conftest import FORKS, ROOT, check_error, check_raises
+from conftest import FORKS, ROOT, check_error, check_raises, needs_fork
 from crashes import in_child, result, told
 from damage import damage, place
+from held_up import start
 from inside import index_of, store_of
 from nine_rows import CLIENTS, RULE, SIZE, change, contents, pushes, run
-
-
-@pytest.fixture
-def path(nine_rows, tmp_path):
-    return shutil.copytree(nine_rows, tmp_path / "store")
 
 
 def test_info_says_what_the_server_was(nine_rows):
@@ -83,14 +79,13 @@ def test_a_server_opens_beside_info(path):
         while not ended.is_set():
             store.info(path)
 
-    poller = threading.Thread(target=polls)
-    poller.start()
+    poller = start(polls)
     try:
         for _ in range(10):
             Server.open(path, RULE).close()
     finally:
         ended.set()
-        poller.join()
+    assert poller.result(600) is None
 
 
 def test_a_writer_waits_for_a_moment_alone(path):
@@ -102,8 +97,7 @@ def test_a_writer_waits_for_a_moment_alone(path):
     later.join()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-@pytest.mark.filterwarnings(FORKS)
+@needs_fork
 def test_a_child_does_not_keep_what_its_parent_has_closed(path):
     def close(tell):
         store_of(server).close()
@@ -191,8 +185,7 @@ except StoreError as error:
     assert program.communicate()[0] == "True\n"
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-@pytest.mark.filterwarnings(FORKS)
+@needs_fork
 def test_a_fork_while_the_locks_file_is_opened(path, monkeypatch):
     """The child may have the first descriptor, so the lock is taken with another one."""
     numbers = []
@@ -285,8 +278,7 @@ def test_who_has_a_store(numbers, path, monkeypatch):
     Server.open(path).close()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-@pytest.mark.filterwarnings(FORKS)
+@needs_fork
 def test_reading_leaves_nothing_behind(path):
     """Nor does it take away the log of a server that was killed."""
 
@@ -322,8 +314,7 @@ def test_info_of_a_rule_without_rows(tmp_path):
     assert (found.codec, found.bits, found.bytes_per_client, found.clients) == (None, None, 0, 0)
     assert len(found.disk_bytes) == 3 + len(fedams().rule_vectors)
     assert store.check(tmp_path / "store").sound
-    with pytest.raises(StoreError, match=r"\[export\] .* has no rows: fedams keeps none"):
-        store.export(tmp_path / "store", tmp_path / "out.npy")
+    check_error("no rows: fedams keeps none", store.export, tmp_path / "store", tmp_path / "out.npy", error=StoreError)
 
 
 def test_info_sees_a_segment_that_was_cut_off(path):
@@ -335,8 +326,7 @@ def test_info_sees_a_segment_that_was_cut_off(path):
     assert store.info(path).problems == (f"{file} is missing",)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-@pytest.mark.filterwarnings(FORKS)
+@needs_fork
 def test_a_folder_that_can_only_be_read(nine_rows):
     """As on a read-only disk: no file is nine_rows beside the index."""
 
