@@ -15,7 +15,7 @@ import typer
 from afflux import __version__, cli, ops
 from afflux.cli.lab.app import app
 from afflux.rules import RULES
-from commands import invoke
+from commands import check_exit, invoke
 from conftest import ROOT
 
 SMALL = ["--model", "logreg", "--num-clients", "20", "--concurrency", "5", "--arrivals", "20"]
@@ -28,8 +28,7 @@ def test_version():
 
 @pytest.mark.parametrize("command", ["compare", "run"])
 def test_help_has_examples_and_the_fields_terms(command):
-    result = invoke(command, "--help")
-    assert result.exit_code == 0
+    result = check_exit(0, command, "--help")
     assert f"afflux {command} --rule" in result.stdout
     for option in ("--concurrency", "--alpha", "--client-lr", "--local-steps", "--buffer-size"):
         assert option in result.stdout
@@ -92,8 +91,7 @@ def test_the_page_lists_every_command():
 
 
 def test_backends_lists_what_the_engine_has():
-    result = invoke("backends")
-    assert result.exit_code == 0
+    result = check_exit(0, "backends")
     *lines, threads, policy = result.stdout.splitlines()
     assert threads == f"threads   cpu   {ops.default_threads()} by default"
     assert [line.split()[0] for line in lines] == [backend.name for backend in ops.backends()]
@@ -105,8 +103,7 @@ def test_compare_writes_the_folder_and_says_where(tmp_path):
     out = tmp_path / "demo"
     rules = "fedbuff,fedbuff:staleness=hinge(10,4),ca2fl"
     arguments = ["--rules", rules, "--seeds", "0,1", "--jobs", "1", "--buffer-size", "4"]
-    result = invoke("compare", *arguments, "--out", str(out), *SMALL)
-    assert result.exit_code == 0, result.output
+    result = check_exit(0, "compare", *arguments, "--out", str(out), *SMALL)
     assert f"wrote {out}/" in result.stdout
     for word in ("ca2fl", "fedbuff:staleness=hinge(10,4)", "final accuracy", "Dirichlet(0.1)"):
         assert word in result.stdout
@@ -116,8 +113,7 @@ def test_compare_writes_the_folder_and_says_where(tmp_path):
 
 def test_run_is_one_rule_with_one_seed_in_a_dated_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = invoke("run", "--rule", "fedasync:alpha=0.3", "--seed", "5", *SMALL)
-    assert result.exit_code == 0, result.output
+    result = check_exit(0, "run", "--rule", "fedasync:alpha=0.3", "--seed", "5", *SMALL)
     (folder,) = (tmp_path / "runs").iterdir()
     assert f"wrote runs/{folder.name}/" in result.stdout
     assert (folder / "metrics.csv").read_text().splitlines()[1].startswith("fedasync:alpha=0.3,5,0,0,")
@@ -141,8 +137,7 @@ def test_run_is_one_rule_with_one_seed_in_a_dated_folder(tmp_path, monkeypatch):
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments, message, tmp_path):
     out = tmp_path / "out"
-    result = invoke("compare", "--jobs", "1", "--arrivals", "20", "--out", str(out), *arguments)
-    assert result.exit_code == 2
+    result = check_exit(2, "compare", "--jobs", "1", "--arrivals", "20", "--out", str(out), *arguments)
     assert message in result.stderr
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
@@ -151,8 +146,7 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, message, tmp_path):
 
 
 def test_an_option_that_is_no_number_is_exit_code_2():
-    result = invoke("compare", "--arrivals", "many")
-    assert result.exit_code == 2
+    result = check_exit(2, "compare", "--arrivals", "many")
     assert "--arrivals" in result.stderr
 
 
@@ -166,15 +160,13 @@ def test_an_option_that_is_no_number_is_exit_code_2():
     ],
 )
 def test_an_option_that_is_given_twice(arguments, option):
-    result = invoke(*arguments.split())
-    assert result.exit_code == 2
+    result = check_exit(2, *arguments.split())
     assert f"{option} is given twice" in result.stderr
 
 
 def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setattr("afflux.sim.errors.find_spec", lambda name: None)
-    result = invoke("run", "--rule", "fedbuff")
-    assert result.exit_code == 2
+    result = check_exit(2, "run", "--rule", "fedbuff")
     assert "pip install 'afflux[lab]'" in result.stderr
     assert result.stderr.count("\n") == 1
 
@@ -200,8 +192,7 @@ def test_help_and_rules_list_every_preset():
 
 @pytest.mark.parametrize("name", RULES)
 def test_rules_explains_each(name):
-    result = invoke("rules", name)
-    assert result.exit_code == 0
+    result = check_exit(0, "rules", name)
     assert result.stdout.startswith(f"{name}    ")
     assert "\noptions:\n  " in result.stdout
 
@@ -215,8 +206,7 @@ def test_rules_of_an_unknown_name():
 def test_paired_rules_have_one_leader(tmp_path):
     out = tmp_path / "out"
     arguments = ["--paired", "--rules", "fedasync,ca2fl", "--buffer-size", "4", "--seeds", "0,1", "--jobs", "1"]
-    result = invoke("compare", *arguments, "--out", str(out), *SMALL)
-    assert result.exit_code == 0, result.output
+    result = check_exit(0, "compare", *arguments, "--out", str(out), *SMALL)
     assert "2 seeds, all on the updates of fedasync" in result.stdout
     assert sorted(path.name for path in (out / "audit").iterdir()) == [
         f"{rule}-seed{seed}.jsonl" for rule in ("ca2fl", "fedasync") for seed in (0, 1)
@@ -250,8 +240,7 @@ def test_a_rule_may_come_from_a_file(tmp_path, monkeypatch):
     Path("syntax.py").write_text("\nx = = 1")
     Path("empty.py").write_text("from afflux.rules import fedbuff")
     rules = "my rules.py:same:buffer_size=5,my rules.py:halved,fedbuff:staleness=constant"
-    result = invoke("compare", "--rules", rules, "--jobs", "1", "--buffer-size", "5", "--out", "out", *SMALL)
-    assert result.exit_code == 0, result.output
+    result = check_exit(0, "compare", "--rules", rules, "--jobs", "1", "--buffer-size", "5", "--out", "out", *SMALL)
     names = ("my_rules.py_same_buffer_size=5", "my_rules.py_halved", "fedbuff_staleness=constant")
     ends = [Path(f"out/audit/{name}-seed0.jsonl").read_text().splitlines()[-1] for name in names]
     assert ends[0] == ends[2] != ends[1]
@@ -352,8 +341,7 @@ DIVERGING = ["run", "--rule", "fedbuff:buffer_size=1:server_lr=1e15", *SMALL[2:]
 def test_a_run_that_diverges_is_a_result(tmp_path):
     out, errors = tmp_path / "my runs", []
     for _ in range(2):
-        result = invoke(*DIVERGING, "--out", str(out))
-        assert result.exit_code == 2
+        result = check_exit(2, *DIVERGING, "--out", str(out))
         assert f"1 of 1 runs were finished; kept {out}/\n" in result.stderr
         assert sorted(path.name for path in out.iterdir()) == ["audit", "finished.jsonl"]
         errors.append(result.stderr)

@@ -8,24 +8,23 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+import made_runs
 import own_tasks
-from afflux.lab import Simulation, read_results
+from afflux.lab import read_results
 from afflux.lab.results.report_html import _compared
 from afflux.lab.results.run_folder import describe_setting
 from afflux.lab.results.run_result import Evaluation, RunResult
 from afflux.lab.results.simulation_results import SimulationResults
 from afflux.lab.results.statistics import latex_table
 from afflux.rules.specs import RuleSpec
-from afflux.sim import ConfigError, partitioned, sgd
+from afflux.sim import partitioned, sgd
 from afflux.sim.workload.config import SimConfig
 from conftest import check_refused
 
-CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
 
-
-def simulation(client_lr=0.1, clients=CLIENTS, evaluate=own_tasks.TEST, **settings):
-    settings = {"arrivals": 12, "concurrency": 6, "eval_every": 6, "rules": "fedbuff:buffer_size=4"} | settings
-    return Simulation(own_tasks.linear, clients, sgd(client_lr), evaluate, **settings)
+def simulation(client_lr=0.1, **changes):
+    settings = {"arrivals": 12, "concurrency": 6, "eval_every": 6, "rules": "fedbuff:buffer_size=4"} | changes
+    return made_runs.simulation(sgd(client_lr), **settings)
 
 
 def run(folder, client_lr=0.1, **settings):
@@ -137,7 +136,6 @@ def test_rows_that_compare_nothing_are_left_out_of_the_page():
 def test_a_score_in_per_cent_is_an_error_though_the_run_stops_at_no_target():
     scores = iter([0.5, 40.0, 60.0, 70.0])
     own = simulation(evaluate=lambda model: (next(scores), 1.0))
-    with pytest.raises(ConfigError, match=r"the accuracy of an evaluation is 40, .* as the target 0\.9 is"):
-        own.run()
+    check_refused(r"the accuracy of an evaluation is 40, .* as the target 0\.9 is", own.run)
     config, metric = SimConfig(task="python:x", target=60.0), own.task.metrics[0]
     config.check_unit(61.0, metric)

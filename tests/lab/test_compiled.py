@@ -23,7 +23,7 @@ from afflux.sim.clients import compiled_training
 from afflux.sim.clients.flat_model import FlatModel, reproducible_libraries
 from afflux.sim.clients.training import Trainer
 from afflux.sim.workload.config import SimConfig
-from conftest import check_raises, check_refused, reproducible
+from conftest import check_raises, check_refused, raising, reproducible
 from made_runs import resume, run_in_store, run_paired
 from pairwise import soak
 from stopped_runs import Stopped, stop_at
@@ -342,9 +342,7 @@ def test_what_cannot_be_compiled(make, message):
 
 
 def test_a_long_error_of_the_compiler_keeps_its_end(monkeypatch):
-    def fail(graph, inputs):
-        raise ValueError("the first line\n" + "a line of the trace\n" * 500 + "the cause")
-
+    fail = raising(ValueError, "the first line\n" + "a line of the trace\n" * 500 + "the cause")
     monkeypatch.setattr(compiled_training, "_compiled", fail)
     data = [(torch.zeros(BATCH, 2), torch.zeros(BATCH, dtype=torch.long))]
     text = str(check_raises(ConfigError, trained, nn.Linear(2, CLASSES), data, compile=True))

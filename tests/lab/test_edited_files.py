@@ -7,11 +7,11 @@ import pytest
 
 from afflux.lab.results.audit_log import read_audit_log
 from afflux.lab.results.finished_runs import FinishedRuns
-from afflux.lab.results.run_history import RunHistory
 from afflux.rules.files import code_digests
 from afflux.sim import interrupts
-from commands import invoke
+from commands import check_exit, invoke
 from pairwise import soak
+from stopped_runs import record_ctrl_c_at
 
 RULE = """
 from beside import SCALE
@@ -124,16 +124,9 @@ def test_a_file_that_changes_during_a_grid(parallel, files, tmp_path, monkeypatc
 @pytest.mark.parametrize(("name", "text"), [*soak(*CHANGES[0]), CHANGES[1], *soak(*CHANGES[2])])
 def test_a_run_is_not_resumed_with_a_file_that_has_changed(name, text, files, tmp_path, monkeypatch):
     rule, task = f"{tmp_path}/rules.py:halved", f"{tmp_path}/tasks.py:mine"
-    add = RunHistory.add_arrival
-
-    def press(self, *facts):
-        add(self, *facts)
-        if len(self.staleness) == 12:
-            interrupts._record(2, None)
-
     store, before = tmp_path / "store", (tmp_path / name).read_text()
     with monkeypatch.context() as patched, interrupts.deferred():
-        patched.setattr(RunHistory, "add_arrival", press)
+        record_ctrl_c_at(12, patched)
         given = ["run", "--rule", rule, "--task", task, *SETTINGS, "--store", store, "--out", tmp_path / "out"]
         assert invoke(*given).exit_code == 130
     files(name, text)
@@ -142,20 +135,16 @@ def test_a_run_is_not_resumed_with_a_file_that_has_changed(name, text, files, tm
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.output
     assert "is not the one with which the run began: undo the change, or begin a new run" in refused.stderr
     files(name, before)
-    resumed = invoke(*resume)
-    assert resumed.exit_code == 0, resumed.output
+    check_exit(0, *resume)
     (log,) = (tmp_path / "out" / "audit").glob("*.jsonl")
     assert read_audit_log(log).header.code == code_digests(rule, task)
 
 
 def test_a_rule_with_a_grid_of_its_own_joins_a_page(files, tmp_path):
     out, task = tmp_path / "out", ["--task", f"{tmp_path}/tasks.py:mine", *SETTINGS, "--jobs", "1"]
-    assert (
-        invoke("compare", "--rules", "fedbuff", *task, "--grid", "fedbuff.server_lr=.1,1", "--out", out).exit_code == 0
-    )
+    check_exit(0, "compare", "--rules", "fedbuff", *task, "--grid", "fedbuff.server_lr=.1,1", "--out", out)
     both = ["compare", "--rules", f"fedbuff,{tmp_path}/rules.py:halved", *task, "--grid", "fedbuff.server_lr=.1,1"]
-    done = invoke(*both, "--grid", "halved.server_lr=.2", "--out", out)
-    assert done.exit_code == 0, done.output
+    check_exit(0, *both, "--grid", "halved.server_lr=.2", "--out", out)
     assert len(ended(out)) == 3 + 2
     assert [entry["rule"] for entry in json.loads((out / "grid.json").read_text())["grid"]][:2] == ["fedbuff"] * 2
     # Another name for an old rule would lose its results.

@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+from functools import partial
 from itertools import count
 
 import msgspec
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+import made_runs
 import own_tasks
-from afflux.lab import Simulation, read_audit_log
+from afflux.lab import read_audit_log
 from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.runs import run_record, workers
 from afflux.rules.specs import parse_rule
@@ -41,9 +43,8 @@ def train(model, data, rng, *, client_lr, local_steps):
     return (math.nan if kind == "nan" else loss, *counts)
 
 
-def simulation(training=train, clients=CLIENTS, **settings):
-    settings = {"rules": "fedbuff:buffer_size=3", "arrivals": 40, "concurrency": 6, "eval_every": 20} | settings
-    return Simulation(own_tasks.linear, clients, training, own_tasks.TEST, **settings)
+simulation = partial(made_runs.simulation, clients=CLIENTS, rules="fedbuff:buffer_size=3", concurrency=6, eval_every=20)
+simulation = partial(simulation, training=train, arrivals=40)
 
 
 def test_they_are_counted(tmp_path, caplog):
@@ -65,9 +66,7 @@ def test_they_are_counted(tmp_path, caplog):
         assert result.final_accuracy > 0.8
     texts = [record.getMessage() for record in caplog.records]
     first, *_, last = [text for text in texts if not text.startswith("[push]")]  # the server logs the first one, too
-    assert re.search(
-        r"seed 0: client . .* at arrival [0-9]+.*; such arrivals are counted as faulty, and the run", first
-    )
+    assert re.search(r"seed 0: client . .* at arrival [0-9]+.*; such arrivals are counted as faulty, and the", first)
     assert f"{len(faulty)} of 40 arrivals are faulty" in last
 
 
@@ -92,7 +91,7 @@ def test_a_run_ends_if_all_fail_or_many_in_a_row(monkeypatch):
         return (math.nan if number in (3, 7) or number >= 20 else 1.0), 1, 1
 
     text = "diverged at arrival 4: .*; 7 of 25 arrivals are faulty, the last 5 in a row"
-    check_error(text, simulation(later).run, error=DivergedError)
+    check_error(text, simulation(training=later).run, error=DivergedError)
 
 
 @pytest.mark.parametrize(("client", "error"), [(0, ZeroDivisionError), (1, DivergedError), (2, DivergedError)])
@@ -111,7 +110,7 @@ def test_an_exception_without_a_readable_message_is_one_too():
             raise UnreadableError
         return 1.0, 1, 1
 
-    (result,) = simulation(fails).run()
+    (result,) = simulation(training=fails).run()
     assert 0 < result.decisions["faulty"] < 20
 
 
@@ -122,7 +121,7 @@ def test_a_worker_names_what_ends_it():
 
 def test_control_variates_leave_them_out():
     clients = [(x * math.nan if kind else x, y) for x, y, kind in CLIENTS]
-    (result,) = simulation(scaffold(0.1), clients).run()
+    (result,) = simulation(training=scaffold(0.1), clients=clients).run()
     assert result.decisions["faulty"] == sum(client < 3 for client in result.clients) > 0
     assert np.isfinite(result.params).all()
     assert result.final_accuracy > 0.8

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 
 import numpy as np
 import pandas
@@ -9,10 +10,11 @@ import pytest
 from torch import nn
 
 import afflux.sim
+import made_runs
 import own_tasks
 from afflux import rules
 from afflux.cli.lab.terminal import results_table
-from afflux.lab import Simulation, read_audit_log, read_results
+from afflux.lab import read_audit_log, read_results
 from afflux.lab.results.finished_runs import FILE
 from afflux.lab.runs.library import rules_by_name
 from afflux.rules.presets import RULES
@@ -21,15 +23,12 @@ from afflux.sim import ConfigError, DivergedError, classification, partitioned, 
 from afflux.sim.workload.config import SimConfig
 from conftest import check_error, check_refused
 
-CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
 RULES_AS_TEXT = r"a text such as 'fedbuff:buffer_size=10', or 'FILE\.py:FUNCTION'"
 TWO_ARRAYS = r"divide the examples by partitioned\(x, y, num_clients=\.\.\.\)"
 WRONG_TRAINING = r"training <lambda>\(.*\) must take \(model, data, rng\): "
 
 
-def simulation(training=None, clients=CLIENTS, model=own_tasks.linear, **settings):
-    settings = {"arrivals": 24, "concurrency": 6, "eval_every": 12} | settings
-    return Simulation(model, clients, training, own_tasks.TEST, **settings)
+simulation = partial(made_runs.simulation, arrivals=24, concurrency=6, eval_every=12)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -158,10 +157,7 @@ def test_data_frames_are_divided_like_arrays():
         (lambda: classification([["a"]], [0]), "classification: x holds <U1, must hold numbers"),
         (lambda: simulation(seeds=3), r"seeds is 3, must be a sequence of whole numbers, such as \[0, 1, 2\]"),
         (lambda: simulation(seeds=[1.5]), r"seeds is \[1.5\], must be a sequence of whole numbers"),
-        (
-            lambda: simulation(rules=[rules.wkafl(alpha=0.2)]),
-            rf"the object that is the rule wkafl; give {RULES_AS_TEXT}",
-        ),
+        (lambda: simulation(rules=[rules.wkafl(alpha=0.2)]), rf"object that is the rule wkafl; give {RULES_AS_TEXT}"),
         (lambda: simulation(rules=["fedasync", "fedasync"]), "a rule is given twice: fedasync, fedasync"),
         (lambda: simulation(lambda model, data: (1.0, 1, 1)), WRONG_TRAINING),
         (lambda: simulation(lambda model, data, rng, more: (1.0, 1, 1)), WRONG_TRAINING),

@@ -18,7 +18,7 @@ from afflux.lab.runs.run_checkpoint import refuse_other_setup
 from afflux.ops.errors import ConfigError
 from afflux.sim.setup import SimulationSetup
 from afflux.store.index_types import Name
-from commands import invoke
+from commands import check_exit, invoke
 from conftest import check_raises, check_refused
 from forged import DEEP, dumped, forge_state
 from hostile_stores import replaced
@@ -31,8 +31,7 @@ LOG = "audit/fedbuff_buffer_size=4-seed0.jsonl"
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kept") / "run"
-    result = invoke("run", "--rule", "fedbuff:buffer_size=4", "--out", folder, *SMALL)
-    assert result.exit_code == 0, result.output
+    check_exit(0, "run", "--rule", "fedbuff:buffer_size=4", "--out", folder, *SMALL)
     return folder
 
 
@@ -177,8 +176,7 @@ def stopped(interrupted, tmp_path):
 
 
 def test_a_run_is_resumed(stopped):
-    result = invoke("run", "--resume", stopped / "store")
-    assert result.exit_code == 0, result.output
+    check_exit(0, "run", "--resume", stopped / "store")
 
 
 NOTES = [
@@ -211,8 +209,7 @@ def test_a_store_names_no_new_folder(stopped, tmp_path):
         found["notes"].update(audit=str(tmp_path / "victim/audit"))
 
     forge_state(stopped / "store", elsewhere)
-    result = invoke("run", "--resume", stopped / "store")
-    assert result.exit_code == 2
+    result = check_exit(2, "run", "--resume", stopped / "store")
     assert "give --out if it has moved" in result.stderr
     assert not (tmp_path / "victim").exists()
 

@@ -15,8 +15,8 @@ from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.sim.workload.availability import availability_law
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task_registry import build_task
-from commands import invoke
-from conftest import check_raises, check_refused
+from commands import check_exit, invoke
+from conftest import check_raises, check_refused, raising
 from pairwise import soak
 
 SMALL = ["--arrivals", "16", "--model", "logreg", "--num-clients", "10", "--concurrency", "4", "--eval-every", "8"]
@@ -59,8 +59,7 @@ def with_rule(log, rule, options):
     [(":mine", {"buffer_size": 4}), *soak(":mine:buffer_size=4", {}), ("", {}), *soak(":mine", {"x": "y"})],
 )
 def test_a_log_makes_no_file_run(suffix, options, rule_file, tmp_path):
-    made = invoke("run", "--rule", "fedbuff:buffer_size=4", "--out", tmp_path / "run", *SMALL)
-    assert made.exit_code == 0, made.output
+    check_exit(0, "run", "--rule", "fedbuff:buffer_size=4", "--out", tmp_path / "run", *SMALL)
     (log,) = (tmp_path / "run/audit").glob("*.jsonl")
     with_rule(log, f"{rule_file}{suffix}", options)
     header = read_audit_log(log).header
@@ -74,12 +73,9 @@ def interrupted(rule_file, tmp_path, monkeypatch):
     """The store of a run with the rule file, that has not ended; the file leaves its trace when it is executed."""
     from afflux.lab.runs import simulation
 
-    def ended(*arguments):
-        raise KeyboardInterrupt
-
     store = tmp_path / "store"
     with monkeypatch.context() as patched:
-        patched.setattr(simulation, "record_events", ended)
+        patched.setattr(simulation, "record_events", raising(KeyboardInterrupt))
         folders = ["--store", store, "--out", tmp_path / "run"]
         result = invoke("run", "--rule", f"{rule_file}:mine", "--buffer-size", "4", *folders, *SMALL)
     assert result.exit_code == 130, result.output
@@ -101,15 +97,12 @@ def test_a_store_makes_no_file_run(interrupted, rule_file):
 def test_a_typed_file_resumes_its_run(interrupted, rule_file, tmp_path):
     moved = rule_file.with_name("moved.py")
     for wrong in ("other:buffer_size=4", "mine:buffer_size=3", "mine"):
-        result = invoke("run", "--resume", interrupted, "--rule", f"{moved}:{wrong}")
-        assert result.exit_code == 2
+        result = check_exit(2, "run", "--resume", interrupted, "--rule", f"{moved}:{wrong}")
         assert f"--rule is {moved}:{wrong}, but the rule of {interrupted} is {rule_file}:mine:buffer_size=4" in (
             result.stderr
         )
-    result = invoke("run", "--resume", interrupted, "--rule", f"{moved}:mine:buffer_size=4")
-    assert result.exit_code == 0, result.output
-    once = invoke("run", "--rule", "fedbuff:buffer_size=4", "--out", tmp_path / "once", *SMALL)
-    assert once.exit_code == 0, once.output
+    result = check_exit(0, "run", "--resume", interrupted, "--rule", f"{moved}:mine:buffer_size=4")
+    check_exit(0, "run", "--rule", "fedbuff:buffer_size=4", "--out", tmp_path / "once", *SMALL)
     logs = [next((tmp_path / run / "audit").glob("*.jsonl")) for run in ("run", "once")]
     assert len({log.read_text().splitlines()[-1] for log in logs}) == 1
 

@@ -10,15 +10,16 @@ import sys
 import time
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 
 import pytest
 
-import own_tasks
-from afflux.lab import Simulation, read_results
+import made_runs
+from afflux.lab import read_results
 from afflux.lab.results import figures, run_folder
 from afflux.lab.results.finished_runs import FILE
 from afflux.lab.runs import compare
-from afflux.sim import ConfigError, partitioned
+from afflux.sim import ConfigError
 from afflux.sim.errors import ProcessKilledError
 from conftest import FORKS, check_raises, check_refused
 from crashes import in_child
@@ -28,10 +29,8 @@ pytestmark = [pytest.mark.filterwarnings(FORKS), pytest.mark.skipif(not hasattr(
 FILES = {"audit", "models", FILE, *run_folder.FILES} - {"clients.csv"}
 
 
-def simulation(rules=("fedbuff:buffer_size=3", "fedasync"), **changes):
-    clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
-    settings = {"concurrency": 4, "arrivals": 12, "eval_every": 4} | changes
-    return Simulation(own_tasks.linear, clients, None, own_tasks.TEST, rules=list(rules), **settings)
+RULES = ["fedbuff:buffer_size=3", "fedasync"]
+simulation = partial(made_runs.simulation, rules=RULES, concurrency=4, arrivals=12, eval_every=4)
 
 
 def die():
@@ -181,7 +180,7 @@ class BrokenPool:
 
 def test_a_killed_process_of_several_ends_its_run_alone(monkeypatch):
     monkeypatch.setattr(compare, "ProcessPool", BrokenPool)
-    finished, jobs = {}, simulation(["fedbuff:buffer_size=3", "fedasync", "fedasync:alpha=0.5"]).jobs
+    finished, jobs = {}, simulation(rules=[*RULES, "fedasync:alpha=0.5"]).jobs
     results = compare.compare(jobs, simulation().config, processes=2, finished=finished)
     assert results == ["result 0", "result 2"]
     assert (finished[1].status, type(finished[1].error)) == ("killed", ProcessKilledError)

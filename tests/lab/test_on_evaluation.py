@@ -2,16 +2,16 @@
 
 import json
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
-import own_tasks
-from afflux.lab import Simulation, resume
+import made_runs
+from afflux.lab import resume
 from afflux.lab.results.audit_log import read_audit_log
 from afflux.lab.results.run_history import TrackedRun
 from afflux.lab.runs.simulation import simulate
 from afflux.rules.specs import parse_rule
-from afflux.sim import partitioned
 from afflux.sim.clients.training import SerialTraining
 from afflux.sim.workload.config import SimConfig
 from conftest import check_error
@@ -21,9 +21,7 @@ RULES = ["fedbuff:buffer_size=3", "fedasync"]
 SETTINGS = {"arrivals": 30, "eval_every": 7, "concurrency": 5}
 
 
-def simulation(**changes):
-    facts = {"rules": RULES, "seeds": [0, 1]} | SETTINGS | changes
-    return Simulation(own_tasks.linear, partitioned(own_tasks.X, own_tasks.Y, 12, "iid"), None, own_tasks.TEST, **facts)
+simulation = partial(made_runs.simulation, rules=RULES, seeds=[0, 1], **SETTINGS)
 
 
 class Calls(dict):

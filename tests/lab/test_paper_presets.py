@@ -18,7 +18,7 @@ from afflux.sim.models.networks import NETWORKS
 from afflux.sim.workload.config import SimConfig
 from bench.papers.all_tables import TABLES
 from bench.papers.reproduction import job_of
-from commands import invoke
+from commands import check_exit, invoke
 from conftest import ROOT
 from made_runs import run
 from pairwise import soak
@@ -115,8 +115,7 @@ def test_a_preset_makes_two_rounds(name, data_dir, tmp_path):
     own += ["--local-steps", "2"] if preset.model == "char-lstm" else []
     own += EVENTS if "protocol" not in preset.settings else []
     own += CLIENTS if preset.data != "shakespeare" else []
-    result = invoke("run", "--paper", name, "--data-dir", data_dir, "--out", tmp_path / "out", *SMALL, *own)
-    assert result.exit_code == 0, result.output
+    check_exit(0, "run", "--paper", name, "--data-dir", data_dir, "--out", tmp_path / "out", *SMALL, *own)
     log = read_audit_log(next((tmp_path / "out" / "audit").glob("*.jsonl")))
     assert log.end.version == 2
 
@@ -278,8 +277,7 @@ def test_anarchic_fls_preset_is_a_run_of_its_table(workers):
 def test_options_of_the_command_line_win(data_dir, tmp_path):
     command = ["run", "--paper", "ca2fl-cnn", "--data-dir", data_dir, "--out", tmp_path / "out"]
     own = ["--rule", "fadas:server_lr=0.5", "--buffer-size", "3", "--alpha", "9", "--client-lr", "0.02"]
-    result = invoke(*command, *SMALL, *EVENTS, *CLIENTS, *own)
-    assert result.exit_code == 0, result.output
+    check_exit(0, *command, *SMALL, *EVENTS, *CLIENTS, *own)
     header = read_audit_log(next((tmp_path / "out" / "audit").glob("*.jsonl"))).header
     assert (header.config["alpha"], header.config["client_lr"], header.config["weight_decay"]) == (9, 0.02, 1e-4)
     assert (header.rule, header.options["server_lr"], header.options["buffer_size"]) == ("fadas", 0.5, 3)
@@ -319,8 +317,7 @@ def test_errors_are_clear(tmp_path, monkeypatch):
         (["--paper", "ca2fl-cnn", "--data-dir", "absent"], "docs/reference/data.md"),
         (["--paper", "ca2fl-cnn", "--data-dir", "."], "docs/reference/data.md"),
     ):
-        result = invoke("run", *arguments)
-        assert result.exit_code == 2
+        result = check_exit(2, "run", *arguments)
         assert message in result.stderr
     assert not list(tmp_path.glob("runs/*")), "an error leaves no run folder"
 

@@ -8,13 +8,12 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+import made_runs
 import own_tasks
-from afflux.lab import Simulation, read_audit_log, read_results, resume
-from afflux.sim import partitioned, sgd
+from afflux.lab import read_audit_log, read_results, resume
+from afflux.sim import sgd
 from afflux.sim.clients.flat_model import make_module
 from conftest import check_error, check_refused
-
-CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
 
 
 class Tied(nn.Module):
@@ -33,7 +32,7 @@ class Tied(nn.Module):
 
 def simulation(model=own_tasks.Net, **settings):
     settings = {"rules": ["fedbuff:buffer_size=3"], "arrivals": 24, "eval_every": 12, "concurrency": 4} | settings
-    return Simulation(model, CLIENTS, sgd(), own_tasks.TEST, **settings)
+    return made_runs.simulation(sgd(), model=model, **settings)
 
 
 def test_the_final_model_has_the_accuracy_of_the_run(tmp_path):

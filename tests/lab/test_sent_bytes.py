@@ -1,30 +1,28 @@
 """Bytes up and down: the model, with buffers in their dtypes, once an arrival and once a dispatch, and SCAFFOLD's c."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 
+import made_runs
 import own_tasks
-from afflux.lab import Simulation, read_results
+from afflux.lab import read_results
 from afflux.lab.results.audit_log import read_audit_log
 from afflux.lab.results.run_result import Evaluation
 from afflux.lab.results.simulation_results import SimulationResults
 from afflux.lab.runs.run_record import message_bytes
-from afflux.sim import partitioned, scaffold
+from afflux.sim import scaffold
 from afflux.sim.setup import SimulationSetup
 from conftest import check_refused
-
-CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
 
 
 def with_buffers():
     return torch.nn.Sequential(torch.nn.BatchNorm1d(own_tasks.X.shape[1]), own_tasks.linear(np.random.default_rng(0)))
 
 
-def simulation(model=own_tasks.linear, training=None, **settings):
-    settings = {"rules": "fedbuff:buffer_size=2", "arrivals": 8, "concurrency": 4, "eval_every": 4} | settings
-    return Simulation(model, CLIENTS, training, own_tasks.TEST, **settings)
+simulation = partial(made_runs.simulation, rules="fedbuff:buffer_size=2", arrivals=8, concurrency=4, eval_every=4)
 
 
 def test_each_arrival_is_one_model_up_and_each_dispatch_one_down(tmp_path):
@@ -48,14 +46,14 @@ def test_each_arrival_is_one_model_up_and_each_dispatch_one_down(tmp_path):
 
 
 def test_buffers_have_their_own_dtypes_and_scaffold_sends_c_too():
-    def message(*task, **settings):
-        made = simulation(*task, **settings)
+    def message(**task):
+        made = simulation(**task)
         return message_bytes(SimulationSetup(made.config, 0, made.task))
 
     plain, d = sum(message()) // 2, own_tasks.X.shape[1]
     assert message() == (plain, plain)
     buffers = 2 * 4 * d + 8  # two float32 means or variances, and an int64 counter; weight and bias are params
-    assert message(with_buffers) == (plain + 2 * 4 * d + buffers,) * 2
+    assert message(model=with_buffers) == (plain + 2 * 4 * d + buffers,) * 2
     assert message(training=scaffold(0.1)) == (2 * plain, 2 * plain)
     assert message(training=scaffold(0.1, control_codec="bfloat16")) == (2 * plain, 3 * plain)
 

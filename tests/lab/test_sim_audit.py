@@ -96,9 +96,7 @@ def test_every_line_is_json_without_nan(tmp_path):
     with ExitStack() as files:
         recorded.record.open(AuditOutput(tmp_path), files)
         recorded.record.log.write(audit_log.ArrivalLine(0, 7, 0, 0, 0, 5, float("nan"), 2, "joined", 1.0))
-        check_error(
-            "client 7 .* at arrival 1", record_events, loop, [recorded], print, lambda: None, error=DivergedError
-        )
+        check_error("client 7 .*arrival 1", record_events, loop, [recorded], print, lambda: None, error=DivergedError)
     log = audit_log.read_audit_log(tmp_path / "fedasync-seed0.jsonl")
     assert (log.arrivals[0].loss, log.end) == (None, None)
 
@@ -248,11 +246,7 @@ def changed(line, **changes):
         (2, lambda line: changed(line, staleness=-1), "line 2: staleness is -1: Expected `int` >= 0"),
         (2, lambda line: line.replace('"steps": ', '"step": '), "line 2: Object "),
         (2, lambda line: changed(line, more=1), "line 2: Object contains unknown field `more`"),
-        (
-            2,
-            lambda line: line.replace('"loss": ', '"loss": NaN, "x": '),
-            r"line 2: no JSON: JSON is malformed: invalid character \(byte [0-9]+\)",
-        ),
+        (2, lambda line: line.replace('"loss": ', '"loss": NaN, "x": '), "line 2: no JSON: JSON is malformed: invalid"),
         (2, lambda line: line[:40], "line 2: no JSON"),
         (5, lambda line: changed(line, weights=["a"]), r"line 5: weights\[0\] is 'a': Expected `float.*, got `str`"),
         (5, lambda line: changed(line, scalars={"x": "y"}), r"line 5: scalars.* is {'x': 'y'}: Expected `float"),

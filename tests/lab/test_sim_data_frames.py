@@ -1,27 +1,25 @@
 """Data frames and statistics of the results of a simulation."""
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
 
-import own_tasks
-from afflux.lab import Simulation
+import made_runs
 from afflux.lab.results import run_folder, tensorboard
 from afflux.lab.results.run_result import Evaluation, RunResult
 from afflux.lab.results.statistics import paired_differences, reach_targets
 from afflux.rules.specs import RuleSpec
-from afflux.sim import MissingExtraError, partitioned
+from afflux.sim import MissingExtraError
 from afflux.sim.workload.config import SimConfig
 from conftest import check_error, check_refused
 
 RULES = ["fedbuff:buffer_size=3", "fedasync"]
 
 
-def simulation():
-    clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
-    settings = {"arrivals": 30, "eval_every": 10, "concurrency": 5, "target": 0.05}
-    return Simulation(own_tasks.linear, clients, None, own_tasks.TEST, rules=RULES, seeds=[0, 1], **settings)
+SETTINGS = {"arrivals": 30, "eval_every": 10, "concurrency": 5, "target": 0.05}
+simulation = partial(made_runs.simulation, rules=RULES, seeds=[0, 1], **SETTINGS)
 
 
 @pytest.fixture(scope="module")

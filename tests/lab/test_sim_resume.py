@@ -27,11 +27,11 @@ from afflux.rules.specs import parse_rule
 from afflux.sim import interrupts
 from afflux.sim.workload.config import SimConfig
 from commands import invoke
-from conftest import FORKS, check_error, check_raises, check_refused, reproducible
-from crashes import in_child
+from conftest import check_error, check_raises, check_refused, needs_fork, reproducible
+from crashes import in_child, killing
 from made_runs import audit_folder, resume, run, run_in_store
 from pairwise import soak
-from stopped_runs import Stopped, stop_at
+from stopped_runs import Stopped, press_ctrl_c_at, stop_at
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
 ROUNDS = replace(SMALL, protocol="rounds", concurrency=SimConfig.concurrency, stale_models=3, num_clients=9)
@@ -115,16 +115,7 @@ def test_stopped_again_and_again(name, seconds, expected, tmp_path):
 
 def kill_after(arrivals, lines):
     """A progress that counts arrivals up to a number, then executed lines of afflux, and then kills the process."""
-    package = str(Path(afflux.__file__).parent)
-
-    def trace(frame, event, _):
-        nonlocal lines
-        if not frame.f_code.co_filename.startswith(package):
-            return None
-        lines -= event == "line"
-        if lines < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return trace
+    trace = killing(str(Path(afflux.__file__).parent), lines)
 
     def progress(_):
         nonlocal arrivals
@@ -139,8 +130,7 @@ def kill_after(arrivals, lines):
     return progress
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-@pytest.mark.filterwarnings(FORKS)
+@needs_fork
 @pytest.mark.parametrize("name", ["afa_cs", *soak("ca2fl"), *soak("gsgm"), *soak("sasgd")])
 def test_killed_again_and_again(name, expected, tmp_path):
     """At any moment: during a commit, a line of the log."""
@@ -164,12 +154,8 @@ def test_killed_again_and_again(name, expected, tmp_path):
 
 
 def test_ctrl_c_makes_a_checkpoint(expected, tmp_path):
-    def press(run):
-        if run.arrivals == 10:
-            signal.raise_signal(signal.SIGINT)
-
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
-        begin("ca2fl", tmp_path, press, seconds=1000)
+        begin("ca2fl", tmp_path, press_ctrl_c_at(10), seconds=1000)
     paused = InterruptedRun(tmp_path / "store")
     assert paused.arrivals == 10
     seen = []
@@ -446,9 +432,7 @@ def test_the_commands_mistakes(tmp_path):
     assert error(*new, base) == f"{said} before its first checkpoint, remove {base} and the folder of the run\n"
     check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(2))
     run_in = tmp_path / "store"
-    assert error(*new, run_in).startswith(
-        f"error: {run_in} holds a run; --resume {run_in} continues it (--rule is fedb"
-    )
+    assert error(*new, run_in).startswith(f"error: {run_in} holds a run; --resume {run_in} continues it (--rule is")
     for command in (["check"], ["info"], ["repair", "--yes"], ["export", "--out", "rows.npy"]):
         result = invoke("store", command[0], tmp_path / "run", *command[1:])
         assert result.stderr == f"error: {tmp_path}/run is the folder of a run, with audit/; its store is {run_in}\n"

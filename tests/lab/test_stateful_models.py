@@ -9,31 +9,31 @@ import pytest
 import torch
 from torch import nn
 
+import made_runs
 import own_tasks
 import stateful_models
 from afflux import lab
 from afflux.lab import Simulation
 from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.runs.run_checkpoint import InterruptedRun
-from afflux.sim import ConfigError, partitioned
+from afflux.sim import ConfigError
 from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_libraries
 from afflux.sim.clients.schedule import Arrival
 from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from conftest import bits, check_raises, check_refused, reproducible
-from made_runs import resume, run, run_in_store
+from made_runs import CLIENTS, resume, run, run_in_store
 from pairwise import soak_all
 from stopped_runs import Stopped, stop_at
 
 COHORT, ROUNDS = 3, 3
-CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
 KINDS = ["everything", *soak_all([(kind,) for kind in stateful_models.KINDS if kind != "everything"])]
 
 
 def simulation(model, training=own_tasks.momentum, **settings):
     """A synchronous run: the cohorts of its rounds are seen in the order of the arrivals."""
     settings = {"rules": "fedavg:buffer_size=3", "arrivals": COHORT * ROUNDS, "eval_every": COHORT} | settings
-    return Simulation(model, CLIENTS, training, own_tasks.TEST, **settings)
+    return made_runs.simulation(training, model=model, **settings)
 
 
 def with_models(made):
@@ -146,10 +146,7 @@ def changes(name, value):
         (changes("n", lambda n: None), "buffer n is a NoneType after training"),
         (changes("m", lambda m: m + 1), "buffer n has other values after training in another module that shares it"),
         (changes("teacher", copy.deepcopy), "the training replaced parameter teacher.weight"),
-        (
-            lambda module: setattr(module.teacher.weight, "data", torch.ones(2, 2)),
-            "parameter teacher.weight requires no",
-        ),
+        (lambda module: setattr(module.teacher.weight, "data", torch.ones(2, 2)), "parameter teacher.weight requires"),
         (lambda module: module.teacher.bias.data.mul_(0.5), "parameter teacher.bias requires no gradient, but has"),
         (changes("linear", copy.deepcopy), "the training replaced parameter linear.weight"),
     ],

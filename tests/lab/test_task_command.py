@@ -15,9 +15,10 @@ from afflux.rules.specs import parse_rule
 from afflux.sim import interrupts
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task_registry import build_task
-from commands import invoke
+from commands import check_exit, invoke
 from conftest import check_refused
 from pairwise import soak
+from stopped_runs import record_ctrl_c_at
 
 SETTINGS = ["--num-clients", "12", "--concurrency", "4", "--alpha", "1", "--eval-every", "10"]
 
@@ -35,8 +36,7 @@ def test_the_command_gives_the_bits_of_the_library(task, tmp_path):
     out = tmp_path / "out"
     rules = "fedbuff:buffer_size=3,fedasync"
     command = ["compare", "--rules", rules, "--task", task, "--seeds", "0,1", "--arrivals", "30", "--out", out]
-    result = invoke(*command, "--jobs", "1", "--buffer-size", "3", *SETTINGS)
-    assert result.exit_code == 0, result.output
+    result = check_exit(0, *command, "--jobs", "1", "--buffer-size", "3", *SETTINGS)
     assert f"{task}, 12 clients, 4 at once" in result.stdout.replace("\n", "")
     config = SimConfig(task=task, num_clients=12, concurrency=4, alpha=1.0, eval_every=10, arrivals=30)
     made = build_task(config)
@@ -59,8 +59,7 @@ def test_an_error_says_what_called_the_function(tmp_path):
     settings = ["--rule", "fedasync", "--concurrency", "4", "--arrivals", "6"]
     result = invoke("run", "--task", f"{path}:raises", *settings, "--out", tmp_path / "a")
     assert (str(result.exception), result.exception.__notes__) == ("mine", [f"while task {path}:raises was made"])
-    result = invoke("run", "--task", f"{path}:none", *settings, "--out", tmp_path / "b")
-    assert result.exit_code == 2
+    result = check_exit(2, "run", "--task", f"{path}:none", *settings, "--out", tmp_path / "b")
     assert "error: training returns None, must return loss, steps, examples, while client " in result.stderr
 
 
@@ -71,53 +70,39 @@ def test_an_error_says_what_called_the_function(tmp_path):
 def test_the_ends_of_a_run(end, arrivals, tmp_path):
     out, store = tmp_path / "out", tmp_path / "store"
     settings = [*SETTINGS, "--model", "logreg", "--delays", "fadas-mild", "--rule", "fedbuff:buffer_size=3", *end]
-    result = invoke("run", *settings, "--out", out)
-    assert result.exit_code == 0, result.output
+    check_exit(0, "run", *settings, "--out", out)
     log = read_audit_log(next((out / "audit").glob("*.jsonl")))
     assert arrivals in (None, len(log.arrivals))
     if arrivals is None:
         assert 0 < len(log.arrivals) < 1600
         assert log.arrivals[-1].time <= 9
-    stored = invoke("run", *settings, "--out", tmp_path / "stored", "--store", store)
-    assert stored.exit_code == 0, stored.output
+    check_exit(0, "run", *settings, "--out", tmp_path / "stored", "--store", store)
     for name in ("config.json", "metrics.csv", f"audit/{log.path.name}"):
         assert (tmp_path / "stored" / name).read_bytes() == (out / name).read_bytes()
     before = log.path.read_bytes()
-    resumed = invoke("run", "--resume", store)
-    assert resumed.exit_code == 0, resumed.output
+    check_exit(0, "run", "--resume", store)
     assert (tmp_path / "stored" / "audit" / log.path.name).read_bytes() == before
 
 
 def test_a_run_on_a_store_is_resumed_by_those_who_name_the_task(task, tmp_path, monkeypatch):
     executed, store, out = tmp_path / "executed", tmp_path / "store", tmp_path / "out"
-
-    def press(self, *facts):
-        add(self, *facts)
-        if len(self.staleness) == 8:
-            interrupts._record(2, None)
-
-    from afflux.lab.results.run_history import RunHistory
-
-    add = RunHistory.add_arrival
     settings = [*SETTINGS, "--rule", "fedbuff:buffer_size=3", "--arrivals", "20", "--task", task]
     assert invoke("run", *settings, "--out", tmp_path / "whole").exit_code == 0
     with monkeypatch.context() as patched:
-        patched.setattr(RunHistory, "add_arrival", press)
+        record_ctrl_c_at(8, patched)
         with interrupts.deferred():
             stopped = invoke("run", *settings, "--store", store, "--out", out)
     assert stopped.exit_code == 130, stopped.output
     assert f"--task '{task}'" in stopped.stderr
     count = len(executed.read_text())
     monkeypatch.delitem(sys.modules, f"afflux task file {task.partition(':')[0]}")
-    refused = invoke("run", "--resume", store)
-    assert refused.exit_code == 2
+    refused = check_exit(2, "run", "--resume", store)
     assert "it is code, and is executed only if you name it in this command: give --task" in refused.stderr
     other = invoke("run", "--resume", store, "--task", task.replace("0.25", "0.5"))
     assert (other.exit_code, other.stderr.count("\n")) == (2, 1)
     assert len(executed.read_text()) == count
     moved = shutil.copy(task.partition(":")[0], tmp_path / "moved.py")
-    resumed = invoke("run", "--resume", store, "--task", f"{moved}:{task.partition(':')[2]}")
-    assert resumed.exit_code == 0, resumed.output
+    check_exit(0, "run", "--resume", store, "--task", f"{moved}:{task.partition(':')[2]}")
     assert InterruptedRun(store, task=task).finished
     (log,) = (out / "audit").glob("*.jsonl")
     assert log.read_bytes() == (tmp_path / "whole" / "audit" / log.name).read_bytes()
@@ -196,8 +181,7 @@ def test_a_number_of_clients_that_the_task_does_not_take(tmp_path):
     file.write_text("import own_tasks\ndef fixed():\n    return own_tasks.own_task(12, alpha=1.0)\n")
     common = ["run", "--rule", "fedasync", "--task", f"{file}:fixed", "--concurrency", "3", "--arrivals", "5"]
     for count in (13, 100):  # 100 is the default
-        result = invoke(*common, "--num-clients", count)
-        assert result.exit_code == 2
+        result = check_exit(2, *common, "--num-clients", count)
         assert f"num_clients is {count}, but the function fixed of task {file}:fixed does not take it" in result.stderr
     for index, given in enumerate((["--num-clients", "12"], [])):
         out = tmp_path / str(index)
@@ -215,8 +199,7 @@ def test_the_configuration_has_the_settings_that_the_task_takes(tmp_path):
         ("lazy_task", {"num_clients": 40, "client_lr": 0.1, "local_steps": 3}, {"alpha", "batch_size", "mu"}),
     ]:
         out = tmp_path / name
-        result = invoke("run", *settings, "--task", f"{own_tasks.__file__}:{name}", "--out", out)
-        assert result.exit_code == 0, result.output
+        check_exit(0, "run", *settings, "--task", f"{own_tasks.__file__}:{name}", "--out", out)
         written = json.loads((out / "config.json").read_text())["simulation"]
         assert taken.items() <= written.items()
         assert not ignored & written.keys()
@@ -246,8 +229,7 @@ def test_a_file_imports_modules_beside_it(processes, tmp_path):
     )
     before = list(sys.path)
     command = ["compare", "--task", folder / "tasks.py:mine", "--rules", f"{folder / 'rules.py'}:mine,fedasync"]
-    result = invoke(*command, *processes, "--concurrency", "4", "--arrivals", "12", "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
+    check_exit(0, *command, *processes, "--concurrency", "4", "--arrivals", "12", "--out", tmp_path / "out")
     assert sys.path == before
     plain = SimConfig(task=f"{own_tasks.__file__}:own_task:shift=0.25", num_clients=12, concurrency=4, arrivals=12)
     (expected,) = Simulation.of(plain, ["fedbuff:buffer_size=3:server_lr=1.0:staleness=polynomial(0.5)"]).run()

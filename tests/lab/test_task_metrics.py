@@ -22,15 +22,15 @@ from afflux.lab.results.run_result import Evaluation, RunResult
 from afflux.lab.results.simulation_results import SimulationResults
 from afflux.lab.results.statistics import summary_rows
 from afflux.rules.specs import RuleSpec
-from afflux.sim import ConfigError, Metric, Task, partitioned, sgd
+from afflux.sim import ConfigError, Metric, Task, sgd
 from afflux.sim.workload.config import SimConfig
 from conftest import check_error, check_refused, reproducible
+from made_runs import CLIENTS
 
 PERPLEXITY = Metric("perplexity", lower_is_better=True, range=(1.0, None))
 MSE = Metric("mse", "m²", lower_is_better=True)
 AUC = Metric("auc", range=(0.0, 1.0))
 BEST = {"perplexity": 1.0, "mse": 0.0, "auc": 1.0}
-CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
 RULES = ["fedbuff:buffer_size=3", "fedasync"]
 
 

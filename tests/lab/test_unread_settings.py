@@ -4,16 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-import own_tasks
 from afflux.lab import Simulation
 from afflux.lab.grid import parse_grid, points
 from afflux.lab.results import run_folder
 from afflux.rules.specs import parse_rule
-from afflux.sim import partitioned, sgd
+from afflux.sim import sgd
 from afflux.sim.workload.config import UNLIMITED, SimConfig
 from commands import invoke
 from conftest import check_refused
-from made_runs import run
+from made_runs import run, simulation
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=12, local_steps=1)
 #: Settings of which the last one is not read with the others, and what reads it.
@@ -58,12 +57,6 @@ def test_also_if_it_is_given_with_its_default(settings, reader):
     default = getattr(SimConfig, name)
     result = invoke("run", "--rule", "fedbuff", "--out", "nowhere", *flags(settings | {name: default}))
     assert (result.exit_code, result.stderr) == (2, f"error: {name} is {default}, which is read only with {reader}\n")
-
-
-def simulation(training=None, **settings):
-    """A task of one's own."""
-    clients = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
-    return Simulation(own_tasks.linear, clients, training, own_tasks.TEST, **settings)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from conftest import ROOT, check_error, check_raises, check_refused, reproducibl
 from fake_ray import FakeRay
 from made_runs import audit_folder, resume, run_in_store, run_paired
 from pairwise import soak
-from stopped_runs import Stopped, stop_at
+from stopped_runs import Stopped, press_ctrl_c_at, stop_at
 
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=36, eval_every=7, local_steps=2)
 ROUNDS = {"protocol": "rounds", "concurrency": SimConfig.concurrency, "stale_models": 3}
@@ -156,12 +156,8 @@ def test_a_checkpoint_has_the_evaluations_before_it(two_workers, tmp_path):
 
 
 def test_ctrl_c_with_trainings_in_flight(two_workers, tmp_path):
-    def press(run):
-        if run.arrivals == 10:
-            signal.raise_signal(signal.SIGINT)
-
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
-        begin(tmp_path, SCAFFOLD, press, seconds=1000, workers=two_workers)
+        begin(tmp_path, SCAFFOLD, press_ctrl_c_at(10), seconds=1000, workers=two_workers)
     paused = InterruptedRun(tmp_path / "store")
     assert paused.arrivals == 10
     assert paused.notes.stream.training
@@ -280,9 +276,7 @@ def test_tasks_of_ray_for_which_no_cpu_is_free_are_an_error(monkeypatch):
     ray = FakeRay()
     ray.unplaced, ray.put, ray.cancel = 1, Mock(), Mock()
     monkeypatch.setitem(sys.modules, "ray", ray)
-    message = (
-        r"\[run\] worker 0 .* requests {'num_cpus': 1}\. The cluster has CPU 2; free: nothing \(after 60 seconds\)"
-    )
+    message = r"\[run\] worker 0 .* requests {'num_cpus': 1}\. The cluster has CPU 2; free: nothing \(after 60"
     check_error(message, run_paired, [RULE], 0, SMALL, workers="ray", error=UnavailableError)
     assert ray.waits == [20.0, 40.0]
     ray.cancel.assert_called_once()

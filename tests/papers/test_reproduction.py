@@ -469,8 +469,7 @@ def test_runs_of_gsgm_block_clients_until_the_pass_ends():
         compare_module.compare([job_of(cell, 0) for cell in cells], reproduction.SimConfig(), finished=finished)
     assert not finished
     free = compare_module.make_jobs([parse_rule("gsgm"), parse_rule("fedbuff")], [0], paired=True)
-    with pytest.raises(ConfigError, match="give selection=blocked-until-pass-ends"):
-        compare_module.compare(free, reproduction.SimConfig(**SETTINGS))
+    check_refused("selection=blocked-until-pass-ends", compare_module.compare, free, reproduction.SimConfig(**SETTINGS))
 
 
 #: Logs of arrivals and their updates, as commits before 0.1.0 have kept them.
