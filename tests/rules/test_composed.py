@@ -17,7 +17,7 @@ from afflux.rules.presets.krum import Krum
 from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.presets.zenopp import ScoreTest
 from afflux.rules.rule import Needs, Weights
-from conftest import bits, check_error
+from conftest import bits, check_error, ready
 from steps import STEPS, instance, numbers
 
 SIZE, CLIENTS, BUFFER = 37, 6, 4
@@ -124,8 +124,7 @@ def test_every_composition(weigher, dtype, rng):
         server = Server(rule, rng.standard_normal(SIZE).astype(dtype), num_clients=CLIENTS, dtype=dtype)
         what = (kind, calibrate, stepper, law)
         for buffer in two_rounds(rng, dtype, rule.needs.passes):
-            for name in rule.needs.handed_in:
-                server.set_rule_vector(name, buffer[1][-1] + buffer[0][-1])
+            ready(server, buffer[1][-1] + buffer[0][-1])
             before, version = now(server), server.version
             for client, age, vector in buffer:
                 facts = {name: client + 0.5 for name in rule.needs.facts}

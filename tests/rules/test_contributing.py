@@ -6,7 +6,7 @@ import numpy as np
 
 import oracle
 from afflux import Server
-from conftest import ROOT, bits
+from conftest import ROOT, bits, push_all
 from test_exact_path import offences
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
@@ -28,8 +28,7 @@ def test_the_example_rule(rng):
     results = set()
     for order in ([0, 1, 2], [2, 0, 1]):
         server = Server(names["clipped_fedbuff"](clip=0.5, buffer_size=3), start)
-        for i in order:
-            server.push(client=i, update=updates[i], version=0)
+        push_all(server, order, lambda i: updates[i], version=0)
         assert np.all(np.abs(server.params - expected) <= oracle.U32 * np.abs(expected) * (1 + 1e-6) + 1e-12)
         results.add(bits(server.params))
     assert len(results) == 1

@@ -9,7 +9,7 @@ from afflux.rules import fedbuff
 from afflux.rules.presets.dialects import DIALECTS, appfl, flsim, nvflare
 from afflux.rules.specs import parse_rule
 from afflux.rules.staleness import Constant, Hinge, Polynomial
-from conftest import ROOT
+from conftest import ROOT, push_all
 
 DOCS = ROOT / "docs" / "reference" / "dialects.md"
 CHOICES = {
@@ -42,12 +42,7 @@ def server_at_version_3(dialect, params):
     rule = fedbuff(buffer_size=3, dialect=dialect)
     server = Server(rule, np.array([params]))
     for version in range(3):
-        for client in range(3):
-            server.push(
-                client=client,
-                **{server.rule.kind: np.array([params if rule.kind == "model" else 0.0])},
-                version=version,
-            )
+        push_all(server, range(3), np.array([params if rule.kind == "model" else 0.0]), version=version)
     assert (server.version, server.params.tolist()) == (3, [params])
     return server
 

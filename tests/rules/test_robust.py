@@ -10,7 +10,7 @@ from afflux import Rule, Server, rules
 from afflux.rules import calibration, weights
 from afflux.rules.optimizers import Momentum
 from afflux.rules.presets.krum import Krum
-from conftest import check_error
+from conftest import check_error, push_all
 
 D, CLIENTS, M = 60, 10, 10
 
@@ -79,9 +79,7 @@ def test_fast_hostile_clients_do_not_fill_a_buffer():
     assert distance < 1
     assert (server.options.duplicates, server.counts["replaced"] > 0) == ("latest", True)
     assert flooded(duplicates="reject")[0] < 1
-    check_error(
-        "duplicates='both': multi_krum needs each client once in a buffer: use 'latest'", flooded, duplicates="both"
-    )
+    check_error("'both': multi_krum needs each client once in a buffer: use 'latest'", flooded, duplicates="both")
 
 
 def test_a_replacement_needs_each_client_once_too():
@@ -103,8 +101,7 @@ def test_scores_of_krum_by_hand():
 
 def test_a_flushed_buffer_of_too_few_makes_no_step():
     server = Server(rules.krum(buffer_size=7, byzantine=2), np.zeros(2))
-    for client in range(6):
-        server.push(client=client, version=0, update=np.ones(2))
+    push_all(server, range(6), np.ones(2), version=0)
     report = server.flush()
     assert (report.stepped, set(report.rejected), server.version) == (False, {"6 arrivals, fewer than 7"}, 0)
 
@@ -132,8 +129,7 @@ def test_diloco_is_torchs_nesterov_momentum(size, rng):
     param = torch.nn.Parameter(torch.zeros(D, dtype=torch.float64))
     optimizer = torch.optim.SGD([param], lr=0.7, momentum=0.9, nesterov=True)
     for k in range(0, 30, size):
-        for i in range(size):
-            server.push(client=i, version=server.version, update=updates[k + i])
+        push_all(server, range(size), lambda i, k=k: updates[k + i])
         param.grad = -torch.from_numpy(updates[k : k + size].mean(axis=0))
         optimizer.step()
     error = np.abs(server.params - param.detach().numpy())
@@ -146,8 +142,7 @@ def test_nesterov_without_momentum_is_sgd_and_a_dampening_scales_the_velocity(rn
     def run(step):
         server = Server(Rule("mine", "update", 1, weights.Uniform(), calibration.NONE, step), np.zeros(D))
         draws = np.random.default_rng(1)
-        for _ in range(5):
-            server.push(client=1, version=server.version, update=draws.standard_normal(D))
+        push_all(server, [1] * 5, lambda _: draws.standard_normal(D))
         return server.params.tobytes()
 
     assert run(Momentum(0.5, 0.0, nesterov=True)) == run(rules.optimizers.Sgd(0.5))

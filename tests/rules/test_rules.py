@@ -10,6 +10,7 @@ from afflux import Server, ops
 from afflux.rules import RULES, fadas, sasgd, twafl, wkafl, zenopp
 from afflux.rules.rule import Arrivals, Weights
 from afflux.rules.staleness import Exponential, Hinge, Polynomial
+from conftest import push_all
 from variants import CLIENTS, SIZE, TYPES, VARIANTS, push, round_options, serve, state, trace
 
 ROUNDS = 60
@@ -152,8 +153,7 @@ def one_round(rule, *joins, memory=None):
     if memory is not None:
         server.set_rule_vector("validation", np.array(memory, float))
     while server.version < oldest:
-        for client in range(rule.buffer_size):
-            server.push(client=client, **{server.rule.kind: np.ones(2, np.float32)}, version=server.version)
+        push_all(server, range(rule.buffer_size), np.ones(2, np.float32))
     base = server.params.astype(float)
     for client, (vector, staleness, loss) in enumerate(joins):
         vector = np.array(vector, np.float32)

@@ -11,7 +11,7 @@ from afflux import Server
 from afflux.ops import Step
 from afflux.rules import RULES
 from afflux.rules.optimizers import REACH
-from conftest import THREADS, awkward, bits
+from conftest import THREADS, awkward, bits, ready
 from steps import adaptive
 from variants import BUFFER, CLIENTS, VARIANTS, make, push, serve, trace, twice
 
@@ -29,8 +29,7 @@ def everything(server):
 
 def hand_in(server, joins):
     """What the rule has to be given before a round."""
-    for name in server.rule.needs.handed_in:
-        server.set_rule_vector(name, joins[0][-1].astype(np.float32))
+    ready(server, joins[0][-1].astype(np.float32))
 
 
 def distinct(rng, variant, rounds):
@@ -61,34 +60,24 @@ def test_permuted_joins_give_the_same_bits(variant, rng):
 
 
 @pytest.mark.parametrize("variant", NAMES)
-def test_threads_and_instruction_sets_give_the_same_bits(variant, rng):
+def test_threads_and_instruction_sets_give_the_same_bits(variant, rng, isa_after):
     """Over several superblocks, so that threads share the sums; subnormals and huge values included."""
     from afflux import ops
     from conftest import ISAS
 
     size = 140_001
     pool = [awkward(rng, size) for _ in range(6)]
-    chosen = next(backend.name for backend in ops.backends() if backend.chosen)
     results = set()
-    try:
-        for isa in ISAS:
-            ops.choose_isa(isa)
-            for threads in THREADS:
-                server = serve(variant, pool[0], num_threads=threads)
-                for i in range(3 * BUFFER):
-                    if i % BUFFER == 0:
-                        hand_in(server, [(pool[i % 6],)])
-                    version = max(0, server.version - i % 3)
-                    server.push(
-                        client=i % CLIENTS,
-                        **{server.rule.kind: pool[i % 6]},
-                        version=version,
-                        num_examples=i + 1,
-                        loss=1 / (i + 1),
-                    )
-                results.add(everything(server))
-    finally:
-        ops.choose_isa(chosen)
+    for isa in ISAS:
+        ops.choose_isa(isa)
+        for threads in THREADS:
+            server = serve(variant, pool[0], num_threads=threads)
+            for i in range(3 * BUFFER):
+                if i % BUFFER == 0:
+                    hand_in(server, [(pool[i % 6],)])
+                facts = {"version": max(0, server.version - i % 3), "num_examples": i + 1, "loss": 1 / (i + 1)}
+                server.push(client=i % CLIENTS, **{server.rule.kind: pool[i % 6]}, **facts)
+            results.add(everything(server))
     assert len(results) == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from afflux import Server, ops
 from afflux.rules import wkafl
-from conftest import bits
+from conftest import bits, push_all
 
 
 def reports(rule, gradients):
@@ -78,8 +78,7 @@ def test_cosines_survive_gradients_that_cancel_the_last_estimate(rng):
     """What is left of them is 1e-7 of their length: sums of inner products of that length lost the second digit."""
     d, alpha = 5000, 0.5
     server = Server(wkafl(buffer_size=3, alpha=alpha, sim_min=-1.0, staleness=False), np.zeros(d), dtype="float64")
-    for client in range(3):
-        server.push(client=client, version=0, gradient=rng.standard_normal(d))
+    push_all(server, range(3), lambda _: rng.standard_normal(d), version=0)
     estimate = server.rule_vectors["estimate"].astype(np.longdouble)
     gradients = -alpha * np.asarray(estimate, float) + 1e-7 * rng.standard_normal((3, d))
     for client, gradient in enumerate(gradients):

@@ -190,9 +190,7 @@ def test_nothing_that_a_pickle_names_is_executed(tmp_path, monkeypatch, name, pr
 def test_a_call_is_named_in_the_error(tmp_path):
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps({"data": Call(os.system, "true"), "labels": [1]}, 2))
-    check_refused(
-        rf"refers to '{os.system.__module__}.system'\); expected: a pickle", read_pickled_batch, path, "labels"
-    )
+    check_refused(rf"refers to '{os.system.__module__}.system'\); expected: a", read_pickled_batch, path, "labels")
 
 
 ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"

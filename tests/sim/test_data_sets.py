@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import pickle
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from afflux.sim.data import LAYOUTS, _read, read_data_set
 from afflux.sim.data.image_set import channel_moments
 from afflux.sim.workload.inputs import content_digest
 from conftest import check_refused
+from test_data_formats import idx
 
 
 def random_images(count, num_classes, shape, seed=0):
@@ -24,10 +24,6 @@ def random_images(count, num_classes, shape, seed=0):
     labels = rng.integers(0, num_classes, count, dtype=np.uint8)
     labels[:2] = (0, num_classes - 1)
     return images, labels
-
-
-def idx(array):
-    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
 def write_idx(folder, train, test, parts, suffix=""):

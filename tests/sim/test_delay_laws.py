@@ -1,7 +1,6 @@
 """Laws of running times with options: their distributions, their names, traces, and the papers' staleness."""
 
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,12 +20,9 @@ from afflux.sim.workload.delays import (
 )
 from afflux.sim.workload.task_registry import build_task
 from bench.papers.staleness import simulate_staleness
-from conftest import check_refused
+from conftest import check_refused, generator
 from made_runs import run
-
-
-def generator(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
+from test_data_sets import real
 
 
 def draws(law, num_clients, count, seed=0):
@@ -262,12 +258,6 @@ def test_a_trace_is_looked_for_in_the_folder_of_the_data(tmp_path, monkeypatch):
     check_refused(r"there is no file a\.csv or in", Devices("a.csv"), 1, generator())
     (tmp_path / "a.csv").write_text("device,start,end\na,2,7\n")
     assert Devices("a.csv").intervals() == [([2.0], [7.0])]
-
-
-def real(file):
-    folder = os.environ.get("AFFLUX_DATA")
-    if not folder or not (Path(folder) / file).is_file():
-        pytest.skip(f"needs {file} in the folder AFFLUX_DATA")
 
 
 def test_phones_that_are_ready():

@@ -9,7 +9,6 @@ import math
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ from torch import nn
 from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.models import MODELS, build_model
 from afflux.sim.models.networks import NETWORKS
-from conftest import check_error, check_refused
+from conftest import check_error, check_refused, generator
 
 MNIST, CIFAR, TEXT = (1, 28, 28), (3, 32, 32), (80,)
 #: Small images: what these tests check does not depend on the size.
@@ -38,10 +37,6 @@ def sizes(name, shape, num_classes, kind):
     """Shapes of the weights of all layers of a kind."""
     module = build_model(name, shape, num_classes, 0)
     return [tuple(layer.weight.shape) for layer in module.modules() if isinstance(layer, kind)]
-
-
-def generator(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
 
 
 def test_logistic_regression():

@@ -28,7 +28,7 @@ from afflux.sim.workload.availability import Diurnal, Dropouts, ReadyTimes
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.selection import ClientResult, Population, UniformSelection, selection_law
-from conftest import ROOT, check_raises, check_refused
+from conftest import ROOT, check_error, check_raises, check_refused, generator
 from made_runs import resume, run, run_in_store, run_paired
 from stopped_runs import Stopped
 
@@ -65,10 +65,6 @@ def deaf(num_clients, stream):
     law.observe = "no"
     return law
 """
-
-
-def generator(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
 
 
 def events_of(clients, concurrency, arrivals, refill=1, delay=lambda client, times: 1.0, **draws):
@@ -266,8 +262,7 @@ def test_oort_against_its_equations():
 @pytest.mark.parametrize("option", [{"epsilon": 2}, {"least": -1}, {"alpha": float("nan")}])
 def test_oort_refuses_options_out_of_range(option):
     oort = runpy.run_path(OORT.removesuffix(":oort"))["oort"]
-    with pytest.raises(ValueError, match="from 0 to 1"):
-        oort(4, np.random.default_rng(0), **option)
+    check_error("from 0 to 1", oort, 4, np.random.default_rng(0), **option, error=ValueError)
 
 
 def test_oort_finds_the_fast_clients_of_high_loss():
@@ -299,8 +294,7 @@ def test_a_law_of_the_user(laws, tmp_path):
 
     check_raises(Stopped, run_in_store, store, RULE, 5, config, output, partial(stop, 9), 0.0)
     check_refused(r"names the selection file .*give --selection FILE\.py:FUNCTION", InterruptedRun, store)
-    with pytest.raises(ConfigError, match=r"--selection is other\.py:nothing, but the selection of"):
-        InterruptedRun(store, selection="other.py:nothing")
+    check_refused(r"--selection is other\.py:nothing, but the", InterruptedRun, store, selection="other.py:nothing")
     paused = interrupted_run(store, Job(RULE, 5), config, tmp_path / "run")  # as the same command
     changed = copy(paused)
     stream = msgspec.structs.replace(paused.notes.stream, results=[])

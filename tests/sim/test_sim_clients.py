@@ -12,12 +12,9 @@ from afflux.sim.models import build_model
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.task import Task
+from conftest import generator
 
 SHARDS = [np.arange(0, 23), np.arange(23, 26)]
-
-
-def generator(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
 
 
 def shards_of(data, shards):

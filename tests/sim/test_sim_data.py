@@ -9,11 +9,7 @@ from afflux.sim.data import image_set, read_data_set
 from afflux.sim.workload.delays import delay_law, fadas_classes
 from afflux.sim.workload.partitions import BY_CLASSES, PARTITIONS, classes, dirichlet, iid, wkafl
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from conftest import check_refused
-
-
-def generator(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
+from conftest import check_refused, generator
 
 
 def test_streams_differ_by_seed_purpose_and_key_and_are_repeatable():

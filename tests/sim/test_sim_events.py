@@ -9,10 +9,7 @@ import pytest
 from afflux.sim.clients.schedule import Arrival, Dispatch, Draws, schedule_events
 from afflux.sim.workload.delays import delay_law
 from afflux.sim.workload.selection import Population, selection_law
-
-
-def generator(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
+from conftest import generator
 
 
 def events_of(clients, concurrency, arrivals, delay, *, seed=0, refill=1, selection="uniform", **draws):

@@ -24,7 +24,7 @@ from afflux.sim.workload.partitions import iid
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.selection import Population
 from afflux.sim.workload.task import Partitioned, Task
-from conftest import check_refused
+from conftest import check_refused, generator
 from made_runs import run
 
 EPSILON = 2.0**-24
@@ -39,10 +39,6 @@ def tiny():
     x = np.clip(0.5 * rng.standard_normal((90, 1, 2, 2)) + labels[:, None, None, None] / 2 - 0.5, -1, 1)
     x = x.astype(np.float32)
     return x, labels
-
-
-def generator(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
 
 
 X, Y = tiny()

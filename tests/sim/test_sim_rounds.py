@@ -11,7 +11,7 @@ from afflux.sim.clients.schedule import Arrival, Dispatch, Draws, make_schedule,
 from afflux.sim.workload.config import SAMPLING, SimConfig
 from afflux.sim.workload.delays import delay_law
 from afflux.sim.workload.selection import Population
-from conftest import check_refused
+from conftest import check_refused, generator
 from made_runs import run
 
 SMALL = SimConfig(
@@ -24,10 +24,6 @@ SMALL = SimConfig(
     partition="iid",
     delays="exponential",
 )
-
-
-def generator(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
 
 
 def events_of(cohort, arrivals, *, num_clients=10, stale_models=5, seed=0, delay=None, probabilities=None):
