@@ -11,6 +11,9 @@ import builds
 from afflux import ops
 from conftest import ROOT
 
+pytest.importorskip("rich")
+pytest.importorskip("typer")
+
 D, M, THREADS = 10_007, 7, 2
 TERMINAL = {"COLUMNS": "200", "NO_COLOR": "1", "FORCE_COLOR": None, "GITHUB_ACTIONS": None}
 

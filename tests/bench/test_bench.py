@@ -10,19 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from bench.output import tables
+from bench.output.report import to_json, without_samples
+from bench.rows import ROWS
+from bench.spec.streams import moved
 from benching import THREADS, D, M, bench, bench_process, cache  # noqa: F401
 from conftest import ROOT
 from oracle import EPS, U32
-
-pytest.importorskip("rich")
-pytest.importorskip("typer")
-torch = pytest.importorskip("torch")
-
-from bench.output import tables  # noqa: E402
-from bench.output.report import to_json, without_samples  # noqa: E402
-from bench.rows import ROWS  # noqa: E402
-from bench.spec.streams import moved  # noqa: E402
 
 REPEATS = 3
 

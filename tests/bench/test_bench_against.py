@@ -9,23 +9,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-from afflux import _engine, ops
-from benching import THREADS, D, M, bench, cache  # noqa: F401
-from conftest import ROOT, check_error
-from pairwise import soak
-
-pytest.importorskip("rich")
-pytest.importorskip("typer")
-pytest.importorskip("torch")
-
 from typer.testing import CliRunner
 
+from afflux import _engine, ops
 from bench import against, builds
 from bench.__main__ import app
 from bench.measure.timing import Timed, measure_groups
 from bench.rows.fedbuff import FEDBUFF
 from bench.rows.server.streaming import STREAMING
+from benching import THREADS, D, M, bench, cache  # noqa: F401
+from conftest import ROOT, check_error
+from pairwise import soak
+
+pytest.importorskip("torch")
 
 ENGINE = Path(_engine.__file__)
 REPEATS = 6  # so many that the median's interval exists

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from bench.measure import native_probes
 from benching import D, bench, bench_process, cache  # noqa: F401
 from conftest import ROOT, check_error
 
-pytest.importorskip("rich")
-pytest.importorskip("typer")
 pytest.importorskip("torch")
-
-from bench.measure import native_probes
 
 
 @pytest.mark.parametrize("arguments", [("--rows", "fedbuff,fedbuf"), ("--rows", "")])

@@ -8,16 +8,15 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
+from bench import cuda
+from bench.measure.timing import entrant
+from bench.output import tables
+from bench.spec import inputs
+from bench.spec.arrays import Gpu
+from conftest import raising
 from device import emulated, libraries, needs_device, on_host
-
-torch = pytest.importorskip("torch")
-
-from bench import cuda  # noqa: E402
-from bench.measure.timing import entrant  # noqa: E402
-from bench.output import tables  # noqa: E402
-from bench.spec import inputs  # noqa: E402
-from bench.spec.arrays import Gpu  # noqa: E402
 
 D = 5003
 
@@ -120,9 +119,7 @@ def device(monkeypatch, cupy):
 def test_a_run(place, device, monkeypatch):
     rows = ["fedbuff", "mf-ca2fl-affine-4", "wkafl"]
 
-    def broken(_):
-        raise RuntimeError("no such instruction")
-
+    broken = raising(RuntimeError, "no such instruction")
     monkeypatch.setitem(
         cuda.cupy_contenders.CONTENDERS, "wkafl", cuda.replace(cuda.cupy_contenders.CONTENDERS["wkafl"], make=broken)
     )

@@ -5,15 +5,11 @@ import re
 
 import pytest
 
-from benching import bench
-from conftest import ROOT, check_error
-
-pytest.importorskip("rich")
-pytest.importorskip("typer")
-
 from bench.output.machines import BEGIN, END, markdown, write
 from bench.output.report import to_json, without_samples
 from bench.rows import ROWS
+from benching import bench
+from conftest import ROOT, check_error
 
 MACHINES = ROOT / "bench" / "results" / "machines"
 

@@ -5,14 +5,11 @@ import os
 
 import pytest
 
+from bench.rows import GROUPS
 from benching import run_in_project
 from oracle import U32
 
-pytest.importorskip("rich")
-pytest.importorskip("typer")
 pytest.importorskip("torch")
-
-from bench.rows import GROUPS
 
 D, M = 3_001, 7
 ROWS = GROUPS["peers"]

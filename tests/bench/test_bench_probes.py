@@ -3,15 +3,12 @@
 import numpy as np
 import pytest
 
-from benching import THREADS, D, M, bench, cache  # noqa: F401
-
-pytest.importorskip("rich")
-pytest.importorskip("typer")
-pytest.importorskip("torch")
-
 from bench.measure import native_probes
 from bench.measure.native_probes import AdditionTimer, Variant, sweep
 from bench.run import notes
+from benching import THREADS, D, M, bench, cache  # noqa: F401
+
+pytest.importorskip("torch")
 
 
 def test_shared_cores():

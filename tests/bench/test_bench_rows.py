@@ -10,8 +10,6 @@ from afflux import ops
 from benching import THREADS, D, M, bench, cache  # noqa: F401
 from oracle import EPS, U32
 
-pytest.importorskip("rich")
-pytest.importorskip("typer")
 pytest.importorskip("torch")
 
 

@@ -5,17 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from benching import bench, bench_process, cache  # noqa: F401
-
-pytest.importorskip("rich")
-pytest.importorskip("typer")
-pytest.importorskip("torch")
-
 from bench.rows import GROUPS
 from bench.rows.simulators import workload
 from bench.rows.simulators.autograd import autograd_alone
 from bench.rows.simulators.ours import ours, ours_compiled
 from bench.rows.simulators.workload import STEPS, Workload, one_update, one_update_in_float64
+from benching import bench, bench_process, cache  # noqa: F401
 from counted import Counted, a_counted, logistic_bound, moved
 from pairwise import soak
 

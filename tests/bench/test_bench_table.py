@@ -7,8 +7,6 @@ import sys
 import numpy as np
 import pytest
 
-pytest.importorskip("typer")
-
 from afflux.cli import bench as table
 
 D, M = 1_003, 3

@@ -127,7 +127,8 @@ def test_the_suite_passes_without_cpu_features(selection):
 
 def test_flush_denormal_in_the_caller(digests):
     """torch's mode leaks into threads that the caller starts; the engine computes without it and puts it back."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     smallest = torch.tensor([1e-310], dtype=torch.float64)
     inputs, typed = digest.inputs(), digest.typed_inputs()  # NumPy itself flushes in that mode
     with flushed_subnormals():

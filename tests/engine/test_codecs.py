@@ -268,7 +268,8 @@ def test_the_bound_of_rotated_errors_is_that_of_a_linear_program(bits, multiplie
     """With any y of mean square 1, mean(level^2) / mean(y level)^2 - multiplier mean(y^4) has a maximum;
     3 multipliers, for the largest expectation of mean(y^4), bring it to the bound of the error plus 1.
     """
-    linprog = pytest.importorskip("scipy.optimize").linprog
+    from scipy.optimize import linprog
+
     thresholds = np.array(rows.THRESHOLDS[bits])
     y = np.concatenate([np.linspace(0, 3.2, 801), np.linspace(3.2, 128**0.5, 408), thresholds])
     level = np.array(rows.LEVELS[bits])[(y[:, None] > thresholds).sum(1)]

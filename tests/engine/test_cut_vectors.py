@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from afflux import AffluxError, _engine, ops
 from afflux.ops import codecs
-from conftest import ISAS, awkward, bits, check_error
+from conftest import ISAS, awkward, bits, check_error, ready
 from order import SIZES
 from pairwise import soak_all
 from test_types import buffer
@@ -188,16 +188,14 @@ def seeds(now, later):
 
 
 @pytest.fixture
-def drawn_settings(policy_after):
+def drawn_settings(isa_after, policy_after):
     """Chooses an instruction set and a policy by a generator, and puts back those from before."""
-    before = next(b.name for b in ops.backends() if b.chosen)
 
     def choose(rng):
         ops.choose_isa(rng.choice(ISAS))
         ops.choose_policy(rng.choice(POLICIES))
 
-    yield choose
-    ops.choose_isa(before)
+    return choose
 
 
 @seeds(len(STEPS) * len(CACHES), 4000)
@@ -369,9 +367,7 @@ def test_the_rounds_of_each_rule(variant, monkeypatch):
     monkeypatch.setattr(ops, "apply", both)
     server = serve(variant)
     for joins in trace(variant, 4, 3):
-        for name in server.rule.needs.handed_in:
-            server.set_rule_vector(name, joins[0][-1].astype(np.float32))
-        push(server, joins)
+        push(ready(server, joins[0][-1].astype(np.float32)), joins)
     assert rounds
 
 
@@ -389,15 +385,11 @@ def test_what_does_not_fit_is_refused(rng):
     pieces = list(small().arrays)
     refused(r"updates\[0\] is cut at other borders than params", updates=[parts(ones, np.array([0, 2, 3, 5]))])
     refused(r"updates\[0\] is cut at other borders", updates=[parts(ones, np.array([0, 5]))])
-    refused(
-        r"updates\[1\]\[2\] has 2 elements, expected 3", updates=[small(), ops.Parts([*pieces[:2], ones[:2]], BORDERS)]
-    )
+    refused(r"updates\[1\]\[2\] has 2 elements", updates=[small(), ops.Parts([*pieces[:2], ones[:2]], BORDERS)])
     refused(r"out has 2 parts, its borders have 3", out=ops.Parts(pieces[:2], BORDERS))
     refused(r"updates\[0\] has 4 elements, expected 5", updates=[parts(ones[:4], np.array([0, 4]))])
     refused(r"params has borders that do not ascend from 0 to 5", params=ops.Parts(pieces, np.array([0, 3, 2, 5])))
-    refused(
-        r"out\[0\] is float64, expected float32", out=ops.Parts([np.ones(2), *pieces[1:]], BORDERS, dtype="float32")
-    )
+    refused(r"out\[0\] is float64, expected", out=ops.Parts([np.ones(2), *pieces[1:]], BORDERS, dtype="float32"))
     refused(r"out is float64, expected float32", out=parts(np.ones(5), BORDERS))
     refused(
         r"states\[0\]\[1\] is float64",
@@ -406,35 +398,20 @@ def test_what_does_not_fit_is_refused(rng):
     )
     refused("give the dtype", updates=[ops.Parts([np.ones(2), *pieces[1:]], BORDERS)])
     refused(r"updates\[0\] is float16, expected", updates=[parts(ones.astype(np.float16), BORDERS)])
-    refused(
-        "params has a conversion, which only updates may have",
-        params=small(conversion=ops.Conversion("model", "update", ones)),
-    )
-    refused(
-        r"conversion.base\[0\] has 4 elements", updates=[small(conversion=ops.Conversion("model", "update", ones[:4]))]
-    )
-    refused(
-        r"conversion.scale\[0\] is 0.0", updates=[small(conversion=ops.Conversion("gradient", "update", None, 0.0))]
-    )
+    refused("params has a conversion", params=small(conversion=ops.Conversion("model", "update", ones)))
+    refused(r"conversion.base\[0\] has 4", updates=[small(conversion=ops.Conversion("model", "update", ones[:4]))])
+    refused(r"conversion.scale\[0\] is 0", updates=[small(conversion=ops.Conversion("gradient", "update", None, 0.0))])
     check_error(r"\[ingest\] update\[0\] is in parts, expected a flat vector", ops.ingest, [small()], ones)
-    with pytest.raises(AffluxError, match=r"\[gram\] vectors\[1\] is cut at other borders than vectors\[0\]"):
-        ops.gram([small(), parts(ones, np.array([0, 5]))])
-    with pytest.raises(AffluxError, match=r"out is in parts, but checksums are taken of flat vectors"):
-        ops.apply(ops.Pass(ones, small(), ops.Combine([], np.ones(0))), checksums=[])
+    check_error(r"\[gram\] vectors\[1\] is cut at other borders", ops.gram, [small(), parts(ones, np.array([0, 5]))])
+    check_error("out is in parts, but", ops.apply, ops.Pass(ones, small(), ops.Combine([], np.ones(0))), checksums=[])
 
 
 def test_parts_that_overlap_are_refused(rng):
     update, memory = small(), np.ones(8, np.float32)
     out = ops.Parts([memory[:2], memory[2:2], memory[2:5]], BORDERS)
-    refused(
-        r"updates\[0\]\[0\] and out\[2\] overlap",
-        out=out,
-        updates=[ops.Parts([memory[4:6], *update.arrays[1:]], BORDERS)],
-    )
+    refused(r"updates.*0\] and out\[2\]", out=out, updates=[ops.Parts([memory[4:6], *update.arrays[1:]], BORDERS)])
     refused(r"out\[0\] and out\[2\] overlap", out=ops.Parts([memory[:2], memory[2:2], memory[1:4]], BORDERS))
-    refused(
-        r"params\[2\] and out\[2\] overlap", params=ops.Parts([memory[:2], memory[2:2], memory[3:6]], BORDERS), out=out
-    )
+    refused(r"params.2. and out.2. overlap", params=ops.Parts([memory[:2], memory[2:2], memory[3:6]], BORDERS), out=out)
     refused(r"params and out\[0\] overlap", params=memory[:5], out=out)
 
 

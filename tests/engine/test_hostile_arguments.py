@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from afflux import AffluxError, UnavailableError, ops
+from afflux import AffluxError, UnavailableError
 from calls import STATELESS
 from hostile import SCALARS
 from hostile_arrays import ARRAYS
@@ -28,17 +28,9 @@ def raised(name, rng, changed):
     return None
 
 
-@pytest.fixture
-def chosen_again(policy_after):
-    """Puts back the instruction set and the policy, which some of the calls choose."""
-    before = next(backend.name for backend in ops.backends() if backend.chosen)
-    yield
-    ops.choose_isa(before)
-
-
 @pytest.mark.parametrize("share", [4, *soak(1)])
 @pytest.mark.parametrize("name", STATELESS)
-def test_errors_are_of_the_family(name, share, chosen_again):
+def test_errors_are_of_the_family(name, share, isa_after, policy_after):
     """Each argument gets a quarter of the values, each value a quarter of the arguments; in soak all of both."""
     assert any(raised(name, Random(seed), {}) is None for seed in range(20))
     for number, hostile in enumerate([*SCALARS, *ARRAYS]):

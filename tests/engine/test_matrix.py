@@ -120,8 +120,7 @@ def test_push(library, dtype, form):
         values = expected(form).astype(dtype) if dtype not in ("bfloat16",) else expected(form)
         assert bits(server.params) == bits(values.astype(np.float32))
         return
-    with pytest.raises(AffluxError, match=rf"^\[push\] client 5's update:? .*({wrong}|is {dtype})"):
-        server.push(client=5, update=argument, version=0)
+    check_error(rf"client 5's update:? .*({wrong}|is {dtype})", server.push, client=5, update=argument, version=0)
     assert server.counts["refused"] == 1
     assert not server.params.any()
 

@@ -123,10 +123,7 @@ def test_outs_that_do_not_fit_are_refused(rng):
         (replace(good, states_out=states[::-1]), "overlap in memory"),
         (replace(good, calibrate=replace(stage, sum_out=np.zeros(49))), "sum_out has 49 elements, expected 50"),
         (replace(good, calibrate=replace(stage, sum_out=other())), "sum_out is float32, expected float64"),
-        (
-            replace(good, rule_vectors=replace(own, outs=[other()])),
-            "rule_vectors.outs has 1 vectors, rule_vectors.vectors has 2",
-        ),
+        (replace(good, rule_vectors=replace(own, outs=[other()])), "rule_vectors.outs has 1 vectors"),
         (replace(good, rule_vectors=replace(own, outs=[other(), good.out])), "overlap in memory"),
     ]
     for wrong, message in cases:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import builds
-from afflux import AffluxError, UnavailableError, _engine, ops
+from afflux import UnavailableError, _engine, ops
 from afflux.ops import codecs
 from afflux.ops.codecs import ROUNDING
 from afflux.rules import RULES
@@ -186,8 +186,7 @@ def test_ingest_from_the_host_by_many_threads():
 @needs_device
 def test_parts_on_a_gpu_are_refused():
     parts = ops.Parts([put(np.ones(2, np.float32))], np.array([0, 2]))
-    with pytest.raises(UnavailableError, match=r"\[gram\] vectors\[0\] is in parts on cuda:\d+: on a GPU, ingest"):
-        ops.gram([parts])
+    check_error(r"vectors\[0\] is in parts on cuda:\d+: on a GPU, ingest", ops.gram, [parts], error=UnavailableError)
 
 
 @needs_device
@@ -474,8 +473,7 @@ def test_apply_tells_whether_the_updates_are_within_their_limit(kind):
 def test_what_lies_elsewhere_is_refused():
     x = np.ones(5, np.float32)
     with on_host():
-        with pytest.raises(AffluxError, match=r"\[apply\] updates\[0\] is on the CPU, params is on cuda:0"):
-            ops.apply(ops.Pass(put(x), put(x), ops.Combine([x], np.ones(1))))
+        check_error(r"updates\[0\] is on the CPU", ops.apply, ops.Pass(put(x), put(x), ops.Combine([x], np.ones(1))))
         with pytest.raises(UnavailableError, match=r"\[apply\] weights is on cuda:0, expected the CPU"):
             ops.apply(ops.Pass(put(x), put(x), ops.Combine([put(x)], put(np.ones(1)))))
         check_error(r"\[ingest\] slot is on the CPU, update is on cuda:0", ops.ingest, put(x), x)

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -23,7 +24,6 @@ from afflux.sim.workload.task import Task
 from conftest import check_refused
 from made_runs import run
 
-torch = pytest.importorskip("torch")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch finds none for clients")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
 pytestmark = pytest.mark.filterwarnings("default:.*determinis")

@@ -1,13 +1,13 @@
 """Servers on a GPU whose cached rows are kept on the host, in memory or in a store: the CPU's bits; nothing is lost."""
 
 import sys
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
 
 import afflux.aggregation.cache.staging
-from afflux import AffluxError, BusyError, Server, StoreError
+from afflux import BusyError, Server, StoreError
 from afflux.arrays.gpu import device_of
 from afflux.arrays.interop import on_host as to_numpy
 from afflux.rules import afa_cs, ca2fl, fadas, fedbuff, mf_ca2fl, wkafl
@@ -16,8 +16,9 @@ from afflux.server.plan import plan
 from afflux.store import check
 from afflux.store.segments import Segments
 from commands import invoke
-from conftest import bits, check_error, check_raises
+from conftest import bits, check_error, check_raises, push_all, raising
 from device import emulated, libraries, needs_device, on_host
+from held_up import start
 from inside import aggregator_of, index_of, slots_limit, store_of
 from stores import same
 
@@ -71,8 +72,7 @@ def some_pushes(server, count, clients=CLIENTS):
 
 def in_turn(server, count):
     """Pushes of one client after the other."""
-    for _ in range(count):
-        server.push(client=server.joins % CLIENTS, **{server.rule.kind: vector(server.joins)}, version=server.version)
+    push_all(server, (server.joins % CLIENTS for _ in range(count)), lambda _: vector(server.joins))
 
 
 @pytest.mark.parametrize("duplicates", ["latest", "both"])
@@ -171,11 +171,9 @@ def uploads(monkeypatch, server):
 def test_each_row_comes_once_and_goes_with_its_arrivals(kept, moved, monkeypatch):
     server = made(ca2fl(buffer_size=M), moved, **kept)
     staging, sent = aggregator_of(server).admission.rows.memory.staging, uploads(monkeypatch, server)
-    for client in range(M):
-        server.push(client=client, **{server.rule.kind: vector(client)}, version=0)
+    push_all(server, range(M), vector, version=0)
     assert (sent, len(staging._staged)) == ([], 0)  # nobody has had a row
-    for client in (0, 0, 5):
-        server.push(client=client, **{server.rule.kind: vector(client)}, version=1)
+    push_all(server, (0, 0, 5), vector, version=1)
     assert (sent, len(staging._staged)) == ([D], 1)  # that of client 0: client 5 has no row yet
     server.push(client=1, **{server.rule.kind: vector(1)}, version=1)
     assert (server.version, sent, len(staging._staged)) == (2, [D, D], 0)
@@ -185,25 +183,17 @@ def test_each_row_comes_once_and_goes_with_its_arrivals(kept, moved, monkeypatch
     assert len(staging._staged) == 0
 
 
-def run(*call):
-    thread = threading.Thread(target=call[0], args=call[1:])
-    thread.start()
-    thread.join(600)
-    assert not thread.is_alive()
-
-
 def test_a_row_that_a_round_replaces_while_its_client_pushes(kept, moved, monkeypatch):
     """The copy that was begun before is of an older version."""
     here, there = made(ca2fl(buffer_size=M), np.array), made(ca2fl(buffer_size=M), moved, **kept)
     ingest, late = InputAdapter.ingest, []
 
-    def pushes(server, start, *clients):
-        for client in clients:
-            server.push(client=client, **{server.rule.kind: vector(start + client)}, version=1)
+    def pushes(server, first, *clients):
+        push_all(server, clients, lambda client: vector(first + client), version=1)
 
     def held_up(self, *arguments):
         if late:
-            run(pushes, there, *late.pop())
+            start(partial(pushes, there, *late.pop())).result(600)
         return ingest(self, *arguments)
 
     for server in (here, there):
@@ -224,10 +214,8 @@ def test_a_row_that_a_round_replaces_while_its_client_pushes(kept, moved, monkey
 def test_who_pushes_while_its_row_is_written_gets_it_from_the_round(kept, moment, moved, monkeypatch):
     here, there = made(ca2fl(buffer_size=M), np.array), made(ca2fl(buffer_size=M), moved, **kept)
     for server in (here, there):
-        for client in range(M):
-            server.push(client=client, **{server.rule.kind: vector(client)}, version=0)
-        for client in (0, 1):
-            server.push(client=client, **{server.rule.kind: vector(10 + client)}, version=1)
+        push_all(server, range(M), vector, version=0)
+        push_all(server, (0, 1), lambda client: vector(10 + client), version=1)
     sent = uploads(monkeypatch, there)
     late, name = [True], {"sweep": "begin_sweep", "bring": "copy_back"}[moment]
     act = getattr(afflux.aggregation.cache.staging.RowStaging, name)
@@ -237,7 +225,7 @@ def test_who_pushes_while_its_row_is_written_gets_it_from_the_round(kept, moment
             act(self, rows)
         if late:
             late.clear()
-            run(lambda: there.push(client=1, **{there.rule.kind: vector(20)}, version=1))
+            start(lambda: there.push(client=1, **{there.rule.kind: vector(20)}, version=1)).result(600)
         act(self, rows)
 
     monkeypatch.setattr(afflux.aggregation.cache.staging.RowStaging, name, amid)
@@ -246,8 +234,7 @@ def test_who_pushes_while_its_row_is_written_gets_it_from_the_round(kept, moment
     here.push(client=4, **{here.rule.kind: vector(14)}, version=1)
     here.push(client=1, **{here.rule.kind: vector(20)}, version=1)
     for server in (here, there):
-        for client in (0, 2):
-            server.push(client=client, **{server.rule.kind: vector(30 + client)}, version=2)
+        push_all(server, (0, 2), lambda client: vector(30 + client), version=2)
         assert server.version == 3
     assert sent == [D, D]
     same(here, there)
@@ -256,8 +243,7 @@ def test_who_pushes_while_its_row_is_written_gets_it_from_the_round(kept, moment
 def test_a_round_amid_the_upload_of_a_row(moved, monkeypatch):
     """What has come meanwhile is the row before that round."""
     first = made(ca2fl(buffer_size=M), np.array)
-    for client in range(M):
-        first.push(client=client, **{first.rule.kind: vector(client)}, version=0)
+    push_all(first, range(M), vector, version=0)
     first.push(client=1, **{first.rule.kind: vector(11)}, version=1)
     here, there = made(ca2fl(buffer_size=M), np.array), made(ca2fl(buffer_size=M), moved, rows_on="host")
     for server in (here, there):
@@ -271,7 +257,7 @@ def test_a_round_amid_the_upload_of_a_row(moved, monkeypatch):
         sent = upload(self, row, pinned=pinned)
         sent.wait()
         for client in late.pop() if late else ():
-            run(push, there, client)
+            start(partial(push, there, client)).result(600)
         return sent
 
     monkeypatch.setattr(type(aggregator_of(there).plane.device), "upload", then_the_round)
@@ -280,15 +266,13 @@ def test_a_round_amid_the_upload_of_a_row(moved, monkeypatch):
         push(here, client, k)
     assert (there.version, there.arrivals_waiting) == (2, 1)
     for server in (here, there):
-        for client in (0, 2):
-            server.push(client=client, **{server.rule.kind: vector(30 + client)}, version=2)
+        push_all(server, (0, 2), lambda client: vector(30 + client), version=2)
     same(here, there)
 
 
 def test_who_waits_for_a_slot_has_no_row_on_the_device(kept, moved):
     server = made(ca2fl(buffer_size=M), moved, max_slots=M, **kept)
-    for client in range(M):
-        server.push(client=client, **{server.rule.kind: vector(client)}, version=0)
+    push_all(server, range(M), vector, version=0)
     held = [aggregator_of(server).plane.reserve() for _ in range(M)]
     check_raises(BusyError, server.push, client=1, **{server.rule.kind: vector(1)}, version=1, timeout=0)
     assert not list(server.rows.memory.staging._staged)
@@ -396,9 +380,7 @@ def test_no_room_for_the_next_version_is_told_before_the_round_is_decided(moved,
     store_of(there).vectors._spare_draft = None
     before, more = arrays(there), store_of(there).vectors._params.allocate
 
-    def full():
-        raise StoreError("[store] no space")
-
+    full = raising(StoreError, "[store] no space")
     store_of(there).vectors._versions._memory, held = full, store_of(there).vectors._versions.take()
     check_error("no space", in_turn, there, 1, error=StoreError)
     assert (there.joins, arrays(there)) == (2 * M - 1, before)
@@ -415,16 +397,14 @@ def test_what_is_refused(moved, path):
         ((fedbuff(), moved(x)), {}, "rows_on is 'host', but fedbuff caches no rows"),
     ]:
         check_error(rf"\[Server\] {message}", Server, *arguments, num_clients=CLIENTS, rows_on="host", **options)
-    with pytest.raises(AffluxError, match="rows_on is 'disk', must be 'device' or 'host'"):
-        Server(rule, moved(x), num_clients=CLIENTS, rows_on="disk")
+    check_error("rows_on is 'disk', must be 'device'", Server, rule, moved(x), num_clients=CLIENTS, rows_on="disk")
     assert not (path).exists()
 
 
 def test_what_is_planned(kept, moved):
     rule, store = ca2fl(buffer_size=M, codec="affine-4"), "store" in kept
     server = made(rule, moved, **kept)
-    for client in [*range(CLIENTS)] * 2:
-        server.push(client=client, **{server.rule.kind: vector(client)}, version=server.version)
+    push_all(server, [*range(CLIENTS)] * 2, vector)
     found = plan(
         rule, D, num_clients=CLIENTS, gpu=True, store=store, rows_on=kept.get("rows_on", "device"), max_slots=9
     )
