@@ -269,9 +269,7 @@ def test_clients_that_do_not_train_are_said_once(rule, started):
 
 
 def test_a_run_in_which_nothing_joins_ends_with_an_error(started):
-    run = started(
-        fedbuff(buffer_size=2), Behaviour(NAN), max_failures=2, steps=60, error="of 4 clients is of use.*non-fin"
-    )
+    run = started(fedbuff(buffer_size=2), Behaviour(NAN), max_failures=2, steps=60, error="of 4 clients is.*non-fin")
     assert {*run.counts} == {"faulty"}
     assert 4 <= run.counts["faulty"] <= 20
 

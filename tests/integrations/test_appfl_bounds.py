@@ -3,10 +3,6 @@
 import threading
 
 import numpy as np
-import pytest
-
-pytest.importorskip("appfl", reason="needs appfl: make test-integrations")
-
 
 from appfl_here import aggregator, counted, moved
 from core_runs import Clock

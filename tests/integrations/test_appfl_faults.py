@@ -2,9 +2,6 @@
 
 import numpy as np
 import pytest
-
-pytest.importorskip("appfl", reason="needs appfl: make test-integrations")
-
 import torch
 
 from appfl_here import Lines, aggregator, counted, flat, moved, params

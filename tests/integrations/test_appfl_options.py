@@ -5,12 +5,9 @@ import re
 import shutil
 from pathlib import Path
 
+import appfl
 import numpy as np
 import pytest
-
-pytest.importorskip("appfl", reason="needs appfl: make test-integrations")
-
-import appfl
 import torch
 from appfl.misc.utils import create_instance_from_file
 from omegaconf import OmegaConf

@@ -4,9 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("appfl", reason="needs appfl: make test-integrations")
-
 import torch
 from appfl.algorithm.aggregator import FedBuffAggregator
 from omegaconf import OmegaConf

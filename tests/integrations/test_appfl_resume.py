@@ -4,9 +4,6 @@ from contextlib import closing, nullcontext
 
 import pytest
 
-pytest.importorskip("appfl", reason="needs appfl: make test-integrations")
-
-
 from appfl_here import Lines, aggregator, counted, moved, params
 
 

@@ -235,8 +235,7 @@ def test_clients_without_room_are_named_once_and_end_a_run_in_which_none_may_tra
     run.clients.are(range(5, 20))
     run.clients.require_some_of_use(60.0)
     run.clients.require_some_of_use(119.0)
-    with pytest.raises(RuntimeError, match=r"none of the 15 clients that are there may train, .*num_clients=2"):
-        run.clients.require_some_of_use(120.0)
+    check_error("none of the 15 clients .*num_clients=2", run.clients.require_some_of_use, 120.0, error=RuntimeError)
 
 
 def test_the_end_of_a_long_reason_is_kept():

@@ -37,8 +37,7 @@ class Anything:
 
 @pytest.mark.parametrize("model", [Anything(), [np.zeros(2)], {"a": {"b": np.zeros(2)}}])
 def test_the_initial_model_is_a_module_or_arrays_by_name(model):
-    with pytest.raises(AffluxError, match=r"\[model\] the initial model must be arrays by name, not nested"):
-        TrainingRun(fedbuff(), model, RunSettings(), num_clients=1)
+    check_error("initial model must be arrays by name", TrainingRun, fedbuff(), model, RunSettings(), num_clients=1)
 
 
 def test_a_relative_store_is_refused_where_the_folder_may_change(tmp_path):

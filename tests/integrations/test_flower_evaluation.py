@@ -5,9 +5,6 @@ from itertools import count
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
-
 from flwr.app import Error, MetricRecord
 
 from afflux import AffluxError, Server

@@ -6,8 +6,6 @@ import time
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
-
 from afflux.rules import fedbuff, wkafl
 from conftest import check_error
 from flower_grid import Error, FakeGrid, Message, adds, bad, flat, initial, said, strategy

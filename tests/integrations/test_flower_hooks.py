@@ -4,9 +4,6 @@ refused.
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
-
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
@@ -70,7 +67,8 @@ def test_a_first_argument_that_is_no_rule_is_refused(wrong):
 def test_the_initial_arrays_may_be_a_state_dict(library):
     arrays = model_of(initial())
     if library == "torch":
-        torch = pytest.importorskip("torch")
+        import torch
+
         arrays = {name: torch.nn.Parameter(torch.from_numpy(array.copy())) for name, array in arrays.items()}
         arrays["half"] = torch.ones(3, dtype=torch.bfloat16)
         expected = {**model_of(initial()), "half": np.ones(3)}
@@ -80,8 +78,7 @@ def test_the_initial_arrays_may_be_a_state_dict(library):
     for name, array in model_of(result.arrays).items():
         assert np.array_equal(np.asarray(array, np.float64), np.asarray(expected[name], np.float64))
     assert list(result.arrays) == list(expected)
-    with pytest.raises(AffluxError, match=r"initial_arrays is \[.*, must be an ArrayRecord, or arrays by name"):
-        strategy(fedbuff(buffer_size=2)).start(grid_of(1.0), [1.0])
+    check_error("initial_arrays is .* an ArrayRecord", strategy(fedbuff(buffer_size=2)).start, grid_of(1.0), [1.0])
 
 
 def test_the_configuration_may_depend_on_the_step_and_the_node():
@@ -125,8 +122,7 @@ def test_the_user_chooses_the_nodes(rule):
 def test_a_choice_of_other_nodes_is_refused_and_an_empty_one_is_said(logged):
     for choice in ([99], [5, 5], [5, 11, 5], None):
         own = strategy(fedbuff(buffer_size=1), concurrency=2, choose=lambda nodes, count, step, c=choice: c)
-        with pytest.raises(AffluxError, match=r"\[choose\] the choice is .*, must be at most 2 of \[.*\], each once"):
-            own.start(grid_of(1.0, 2.0, 3.0, 4.0), initial())
+        check_error("the choice is .*, must be at most 2 of", own.start, grid_of(1.0, 2.0, 3.0, 4.0), initial())
     calls = []
 
     def choose(nodes, count, step):
@@ -214,8 +210,7 @@ def test_an_error_of_the_users_aggregation_is_raised(hook):
 @pytest.mark.parametrize("hook", ["train", "evaluate"])
 def test_an_aggregation_that_is_no_record_is_refused(hook):
     own = strategy(fedbuff(buffer_size=2), fraction_evaluate=1.0, **{f"{hook}_metrics_aggr_fn": lambda *some: 0.5})
-    with pytest.raises(AffluxError, match=r"of step \d is aggregated to 0\.5, must be a MetricRecord or None"):
-        own.start(grid_of(1.0, 2.0), initial(), num_rounds=2)
+    check_error(r"step \d is aggregated to 0\.5, .*MetricRecord", own.start, grid_of(1.0, 2.0), initial(), num_rounds=2)
 
 
 def test_an_aggregation_without_weights_is_the_users():

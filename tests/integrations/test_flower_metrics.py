@@ -4,9 +4,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
-
 from flwr.app import MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 

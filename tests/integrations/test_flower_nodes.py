@@ -3,9 +3,6 @@
 from itertools import count
 
 import pytest
-
-pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
-
 from flwr.app import Error, Message
 
 from afflux.integrations import flower
@@ -89,9 +86,7 @@ def test_a_run_whose_nodes_have_other_ids_ends_with_an_error():
             for node in range(1, 5):
                 restart(grid, node, node + 100)
 
-    message = (
-        r"none of the 4 clients that are there may train, for example 10\d: ca2fl .*num_clients=4\. .* client_key="
-    )
+    message = r"none of the 4 clients .* may train, for example 10\d: ca2fl .*num_clients=4\. .* client_key="
     check_error(message, own.start, grid, initial(), num_rounds=30, evaluate_fn=central, error=RuntimeError)
 
 

@@ -8,9 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
-
 from flwr.app import ConfigRecord
 
 from afflux.integrations._settings import RunSettings

@@ -1,9 +1,6 @@
 """A second run of Flower that goes on from a store: after a kill, an interrupt, and with other ids of nodes."""
 
 import pytest
-
-pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
-
 from flwr.app import MetricRecord
 
 from afflux import AffluxError, Server

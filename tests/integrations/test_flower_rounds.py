@@ -5,9 +5,6 @@ import time
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
-
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
@@ -32,7 +29,8 @@ def test_a_synchronous_round_is_that_of_fedavg():
 
 
 def test_batch_norm_and_bfloat16():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    import ml_dtypes
+
     arrays = {
         "bn.weight": np.ones(4, np.float32),
         "bn.running_mean": np.zeros(4, np.float32),

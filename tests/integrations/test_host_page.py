@@ -7,8 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="needs torch: make test-integrations")
+import torch
 
 
 def stand_in(name):

@@ -5,9 +5,6 @@ import sys
 
 import numpy as np
 import pytest
-
-pytest.importorskip("nvflare.collab", reason="needs nvflare: make test-integrations")
-
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from afflux.rules import fedbuff
@@ -19,10 +16,12 @@ from nvflare_sites import Lost, Sites, adds, flat
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_batch_norm_and_bfloat16(library, params_type, monkeypatch):
     if library == "numpy":
-        bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+        from ml_dtypes import bfloat16
+
         make = np.ones
     else:
-        torch = pytest.importorskip("torch")
+        import torch
+
         bfloat16, make = torch.bfloat16, torch.ones
     library = sys.modules[library]
     arrays = {
@@ -74,7 +73,7 @@ def test_models_that_something_still_refers_to_hold_no_versions(library, monkeyp
     The calls of one site that succeed get models of different versions, and one of four sites has 75 of 300 calls.
     """
     if library == "torch":
-        torch = pytest.importorskip("torch")
+        import torch
     held = []
 
     def fails(model, version):

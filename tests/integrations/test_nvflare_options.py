@@ -7,9 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("nvflare.collab", reason="needs nvflare: make test-integrations")
-
 from nvflare.apis.fl_context import FLContext
 from nvflare.collab import CollabRecipe, collab
 from nvflare.fuel.utils.class_utils import ModuleScanner
@@ -53,7 +50,8 @@ def test_every_rule_has_a_configuration(name):
 
 
 def test_its_own_names_of_options():
-    yaml = pytest.importorskip("yaml")
+    import yaml
+
     text = "{num_updates_for_model: 4, global_lr: 0.5, staleness_weight: true, max_model_history: 3}"
     rule, settings = Small("fedbuff", yaml.safe_load(text)).configured()
     assert rule == fedbuff(buffer_size=4, server_lr=0.5, dialect="nvflare")
@@ -71,10 +69,7 @@ def test_its_own_names_of_options():
         ({"rule": 3}, "rule is 3, must be a dict"),
         ({"rule_options": {"buffer_size": 0}}, "buffer_size"),
         ({"rule_options": {"staleness": np.ones(3)}}, "rule_options is .*must be a dict as JSON has it"),
-        (
-            {"rule": "ca2fl", "rule_options": {"global_lr": 1.0, "server_lr": 1.0}},
-            "global_lr is the name of server_lr in nvflare: both are given",
-        ),
+        ({"rule": "ca2fl", "rule_options": {"global_lr": 1.0, "server_lr": 1.0}}, "global_lr is the name of server_lr"),
         ({"rule_options": {"max_model_history": 0}}, "max_model_history is 0, must be an int of at least 1"),
         ({"num_rounds": 0}, "num_rounds is 0"),
         ({"params_type": "full"}, "params_type is 'full', must be 'FULL' or 'DIFF'"),

@@ -6,11 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("nvflare.collab", reason="needs nvflare: make test-integrations")
-
-
 from afflux import Server
 from nvflare_servers import four, run, stored
 
