@@ -27,7 +27,8 @@ struct Attributes {
       states_out{"states_out"}, rule_vectors{"rule_vectors"};
   Attribute updates{"updates"}, weights{"weights"}, params_weight{"params_weight"}, most{"most"};
   Attribute kind{"kind"}, sum{"sum"}, sum_out{"sum_out"}, num_clients{"num_clients"}, rows{"rows"},
-      new_rows{"new_rows"}, codec{"codec"}, name{"name"}, facts{"facts"}, quantize_direction{"quantize_direction"};
+      new_rows{"new_rows"}, codec{"codec"}, name{"name"}, facts{"facts"}, quantize_direction{"quantize_direction"},
+      factor{"factor"};
   Attribute lr{"lr"}, beta1{"beta1"}, beta2{"beta2"}, epsilon{"epsilon"}, root_scale{"root_scale"};
   Attribute vectors{"vectors"}, outs{"outs"}, next{"next"}, shape{"shape"};
 };
@@ -79,6 +80,7 @@ struct CalibrateArrays {
         codec(codec_of(attributes->codec.of(stage), updates)),
         quantize_direction(attributes->quantize_direction.flag_of(stage)),
         num_clients(attributes->num_clients.integer_of(stage)),
+        factor(attributes->factor.number_of(stage)),
         out(attributes->sum_out.of(stage)),
         sum({"apply", "sum"}, attributes->sum.of(stage), out.is_none() ? Access::write : Access::read),
         rows("apply", "rows", attributes->rows.of(stage), Access::read, Shape::vector, true,
@@ -98,7 +100,7 @@ struct CalibrateArrays {
   Calibrate stage() const {
     const List<RowFacts> all{facts.data(), static_cast<std::int64_t>(facts.size())};
     const View<double> to = sum_out ? sum_out->doubles() : View<double>{};
-    return {kind, codec, sum.doubles(), num_clients, rows.list(), new_rows.list(), all, quantize_direction, to};
+    return {kind, codec, sum.doubles(), num_clients, rows.list(), new_rows.list(), all, quantize_direction, to, factor};
   }
   static Codec codec_of(const py::object& codec, Type updates) {
     return codec.is_none() ? exact_codec(updates) : codec_named(attributes->name.text_of(codec));
@@ -108,6 +110,7 @@ struct CalibrateArrays {
   Codec codec;
   bool quantize_direction;
   std::int64_t num_clients;
+  double factor;
   py::object out;
   Array sum;
   std::optional<Array> sum_out;

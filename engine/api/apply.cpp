@@ -124,6 +124,9 @@ void check_calibrate(const Pass& pass, check::Overlaps& overlaps) {
   check::list("apply", "new_rows", stage.new_rows);
   if (stage.num_clients < 1)
     check::fail("apply", "num_clients is " + std::to_string(stage.num_clients) + ", must be at least 1");
+  if (!(stage.factor >= 0.0 && stage.factor <= 1.0) ||
+      (stage.factor != 1.0 && stage.kind != Calibration::cached_difference))
+    check::fail("apply", "factor is " + std::to_string(stage.factor) + ", must be from 0 to 1; of a mean it is 1");
   check::view("apply", "sum", stage.sum, pass.params.size);
   if (stage.sum_out.data == nullptr) {
     overlaps.write("sum", stage.sum);

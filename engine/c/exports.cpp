@@ -47,6 +47,7 @@ AFFLUX_AT(afflux_calibrate, Calibrate, new_rows);
 AFFLUX_AT(afflux_calibrate, Calibrate, facts);
 AFFLUX_AT(afflux_calibrate, Calibrate, quantize_direction);
 AFFLUX_AT(afflux_calibrate, Calibrate, sum_out);
+AFFLUX_AT(afflux_calibrate, Calibrate, factor);
 AFFLUX_SAME(afflux_step, Step);
 AFFLUX_AT(afflux_step, Step, lr);
 AFFLUX_AT(afflux_step, Step, root_scale);

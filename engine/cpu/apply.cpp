@@ -26,7 +26,7 @@ template <class T>
 AFFLUX_FN void calibrate(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, Tile tile, double* v) {
   const Calibrate& stage = pass.calibrate;
   const bool encoded = plain_bytes(stage.codec) == 0, weighted = formula::weighs_differences(stage.kind);
-  if (weighted && !encoded) add_mean(stage.sum, stage.num_clients, tile, v);
+  if (weighted && !encoded) add_mean(stage.sum, stage, tile, v);
   if (encoded && weighted)
     stage.quantize_direction ? add_encoded_differences<true, true, T>(pass, heads, memory, tile, v)
                              : add_encoded_differences<true, false, T>(pass, heads, memory, tile, v);
@@ -34,7 +34,7 @@ AFFLUX_FN void calibrate(const Pass& pass, const RowHeads* heads, const MemoryUs
     add_encoded_differences<false, false, T>(pass, heads, memory, tile, v);
   else
     weighted ? add_all_differences<true, T>(pass, tile, v) : add_all_differences<false, T>(pass, tile, v);
-  if (!weighted) add_mean(stage.sum_out, stage.num_clients, tile, v);
+  if (!weighted) add_mean(stage.sum_out, stage, tile, v);
 }
 
 // Adds the updates' part of the direction to v. T is the type of the updates.

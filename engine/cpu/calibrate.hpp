@@ -28,12 +28,18 @@ struct Arrival {
   double weight;
 };
 
-// Adds S / N to v.
-AFFLUX_FN void add_mean(const View<double>& of, std::int64_t num_clients, Tile tile, double* __restrict v) {
+// The factor of rows in the direction, as the lanes of one loop need it.
+template <class Lanes>
+AFFLUX_FN auto factor_of(const Lanes& lanes, double factor) {
+  return formula::RowFactor<decltype(lanes.fill(factor))>{lanes.fill(factor), factor == 1.0};
+}
+
+// Adds S / N, times the factor, to v.
+AFFLUX_FN void add_mean(const View<double>& of, const Calibrate& stage, Tile tile, double* __restrict v) {
   const double* __restrict sum = of.data + tile.begin;
-  const double inverse = formula::inverse_of(num_clients);
+  const double share = formula::share_of_sum(stage);
   simd::each(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
-    lanes.store(v + i, formula::add_cached_mean(lanes.load(v + i), lanes.load(sum + i), lanes.fill(inverse)));
+    lanes.store(v + i, formula::add_cached_mean(lanes.load(v + i), lanes.load(sum + i), lanes.fill(share)));
   });
 }
 
@@ -43,11 +49,11 @@ AFFLUX_FN const Row<T>* row_or_zeros(const View<const unsigned char>& row, Tile 
   return row.data == nullptr ? zeros : reinterpret_cast<const Row<T>*>(row.data) + tile.begin;
 }
 
-// Adds up to kTogether arrivals: v += w (u - h) if kDirection;  S += u - h and h <- u if the row is replaced. v and S
-// stay in registers. The old S is read at `from`, the new one is written at `sum`. An arrival with weight 0 adds
+// Adds up to kTogether arrivals: v += w (u - factor h) if kDirection;  S += u - h and h <- u if the row is replaced. v
+// and S stay in registers. The old S is read at `from`, the new one is written at `sum`. An arrival with weight 0 adds
 // nothing to v, even if it holds non-finite values.
 template <bool kDirection, class T>
-AFFLUX_FN void add_differences(const Arrival<T>* arrivals, int count, Tile tile, double* __restrict v,
+AFFLUX_FN void add_differences(const Arrival<T>* arrivals, int count, double factor, Tile tile, double* __restrict v,
                                const double* from, double* sum) {
   simd::each_wide(tile.size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     auto direction = lanes.load(v + i), total = lanes.load(from + i);
@@ -57,7 +63,8 @@ AFFLUX_FN void add_differences(const Arrival<T>* arrivals, int count, Tile tile,
       lanes.prefetch(arrival.old + i, tile.ahead);
       const auto update = lanes.load(arrival.update + i);
       formula::accumulate_difference(update, lanes.load(arrival.old + i), update, kDirection && arrival.weight != 0.0,
-                                     lanes.fill(arrival.weight), arrival.renewed != nullptr, direction, total);
+                                     lanes.fill(arrival.weight), factor_of(lanes, factor), arrival.renewed != nullptr,
+                                     direction, total);
       if (arrival.renewed != nullptr) lanes.copy(arrival.update + i, arrival.renewed + i);
     }
     if (kDirection) lanes.store(v + i, direction);
@@ -80,11 +87,11 @@ AFFLUX_FN void add_all_differences(const Pass& pass, Tile tile, double* __restri
     arrivals[count++] = {tile_of<T>(pass.combine.updates.data[k], tile), row_or_zeros<T>(stage.rows.data[k], tile),
                          new_row == nullptr ? nullptr : reinterpret_cast<Row<T>*>(new_row) + tile.begin, weight};
     if (count < kTogether) continue;
-    add_differences<kDirection>(arrivals, count, tile, v, from, sum);
+    add_differences<kDirection>(arrivals, count, stage.factor, tile, v, from, sum);
     from = sum;
     count = 0;
   }
-  if (count > 0 || from != sum) add_differences<kDirection>(arrivals, count, tile, v, from, sum);
+  if (count > 0 || from != sum) add_differences<kDirection>(arrivals, count, stage.factor, tile, v, from, sum);
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ struct RunPlan {
   Lookahead ahead = kUsualLookahead;
   int lines;  // prefetched for each 32 elements while the differences are added
   bool from_zero;
-  double inverse;  // 1 / N
+  double share, factor;  // of the sum, and of rows, in the direction
 
   RunPlan(const Pass& pass, const MemoryUse& memory)
       : codec(pass.calibrate.codec),
@@ -42,7 +42,8 @@ struct RunPlan {
         copies(asks && !near),
         lines(asks ? 1 : 2),
         from_zero(starts_from_zero(pass)),
-        inverse(formula::inverse_of(pass.calibrate.num_clients)) {
+        share(formula::share_of_sum(pass.calibrate)),
+        factor(pass.calibrate.factor) {
     if (asks && near)
       ahead = {run * static_cast<std::int64_t>(sizeof(float)) + memory.prefetch, true};
     else if (run == kBlock)
@@ -52,8 +53,8 @@ struct RunPlan {
   std::int64_t rest() const { return ahead.bytes + (asks ? 64 * (kFirstLines + kLinesBesideCodes) : 0); }
 };
 
-// Adds some arrivals: v += w (now - h) if kDirection;  S += q - h if the row is replaced. With the first arrivals of a
-// round, v += S / N before.
+// Adds some arrivals: v += w (now - factor h) if kDirection;  S += q - h if the row is replaced. With the first
+// arrivals of a round, v += S / N before.
 template <bool kDirection, class T>
 AFFLUX_FN void add_differences(const EncodedArrival<T>* arrivals, int count, const RunPlan& plan, bool first,
                                std::int64_t n, double* __restrict v, double* __restrict sum) {
@@ -61,15 +62,15 @@ AFFLUX_FN void add_differences(const EncodedArrival<T>* arrivals, int count, con
   const int lines = plan.lines;
   simd::each_wide(n, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
     auto total = lanes.load(sum + i), direction = first && plan.from_zero ? lanes.fill(0.0) : lanes.load(v + i);
-    if (kDirection && first) direction = formula::add_cached_mean(direction, total, lanes.fill(plan.inverse));
+    if (kDirection && first) direction = formula::add_cached_mean(direction, total, lanes.fill(plan.share));
     for (int k = 0; k < count; ++k) {
       const EncodedArrival<T>& arrival = arrivals[k];
       const auto old = lanes.load(arrival.old + i);
       ahead.ask_for(arrival.later + 2 * lines * i);
       if (lines == 2) ahead.ask_for(arrival.later + 2 * lines * i + 64);
       formula::accumulate_difference(lanes.load(arrival.now + i), old, lanes.load(arrival.renewed + i),
-                                     kDirection && arrival.weight != 0.0, lanes.fill(arrival.weight), arrival.replaced,
-                                     direction, total);
+                                     kDirection && arrival.weight != 0.0, lanes.fill(arrival.weight),
+                                     factor_of(lanes, plan.factor), arrival.replaced, direction, total);
     }
     if (kDirection) lanes.store(v + i, direction);
     lanes.store(sum + i, total);

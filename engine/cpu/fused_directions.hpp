@@ -162,7 +162,8 @@ class CalibratedUpdates {
   AFFLUX_INLINE CalibratedUpdates(const Pass& pass, const MemoryUse& memory, std::int64_t)
       : params_(pass),
         ahead_(memory.prefetch),
-        inverse_(formula::inverse_of(pass.calibrate.num_clients)),
+        share_(formula::share_of_sum(pass.calibrate)),
+        factor_(pass.calibrate.factor),
         sum_(pass.calibrate.sum.data),
         sum_out_(pass.calibrate.sum_out.data) {
     for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
@@ -177,7 +178,7 @@ class CalibratedUpdates {
     const simd::VectorPack lanes;
     lanes.prefetch(sum_ + i, ahead_);
     simd::Pack direction = params_.direction(i), sum = lanes.load(sum_ + i);
-    if (kWeighted) direction = formula::add_cached_mean(direction, sum, lanes.fill(inverse_));
+    if (kWeighted) direction = formula::add_cached_mean(direction, sum, lanes.fill(share_));
     for (int k = 0; k < count_; ++k) {
       const Arrival<U>& arrival = arrivals_[k];
       lanes.prefetch(arrival.update + i, ahead_);
@@ -189,11 +190,11 @@ class CalibratedUpdates {
       }
       const bool replaced = arrival.renewed != nullptr;
       formula::accumulate_difference(update, old, update, kWeighted && arrival.weight != 0.0,
-                                     lanes.fill(arrival.weight), replaced, direction, sum);
+                                     lanes.fill(arrival.weight), factor_of(lanes, factor_), replaced, direction, sum);
       if (replaced) lanes.copy(arrival.update + i, arrival.renewed + i);
     }
     lanes.store(sum_out_ + i, sum);
-    if (!kWeighted) direction = formula::add_cached_mean(direction, sum, lanes.fill(inverse_));
+    if (!kWeighted) direction = formula::add_cached_mean(direction, sum, lanes.fill(share_));
     return direction;
   }
   AFFLUX_INLINE bool sound() const { return true; }  // rows and their sum are not checked, as in the tiles
@@ -201,7 +202,7 @@ class CalibratedUpdates {
  private:
   WeightedParams params_;
   std::int64_t ahead_;
-  double inverse_;
+  double share_, factor_;
   const double* sum_;
   double* sum_out_;
   Arrival<U> arrivals_[kMostFused / 2];  // an `old` of null means zeros

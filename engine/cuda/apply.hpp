@@ -30,10 +30,10 @@ struct ApplyBody {
       const Calibrate& stage = pass.calibrate;
       Doubles sum = span.template load<double>(stage.sum.data);
       const bool weighted = formula::weighs_differences(stage.kind);
-      if (weighted) add_mean(sum, stage.num_clients, v);
+      if (weighted) add_mean(sum, stage, v);
       add_differences<U>(pass, span, v, sum);
       span.store(stage.sum_out.data, sum);
-      if (!weighted) add_mean(sum, stage.num_clients, v);
+      if (!weighted) add_mean(sum, stage, v);
       if (renews) sound = renew<P, U>(pass, sweep.renewal, nullptr, span, v);
     } else if (renews) {
       sound = renew<P, U>(pass, sweep.renewal, pass.combine.weights.data, span, v);

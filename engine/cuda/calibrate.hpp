@@ -6,9 +6,13 @@
 
 namespace afflux::cuda {
 
-// Adds S / N to v.
-AFFLUX_DEVICE void add_mean(const Doubles& sum, std::int64_t num_clients, Doubles& v) {
-  v = formula::add_cached_mean(v, sum, FourLanes::fill(formula::inverse_of(num_clients)));
+// Adds S / N, times the factor, to v.
+AFFLUX_DEVICE void add_mean(const Doubles& sum, const Calibrate& stage, Doubles& v) {
+  v = formula::add_cached_mean(v, sum, FourLanes::fill(formula::share_of_sum(stage)));
+}
+
+AFFLUX_DEVICE formula::RowFactor<double> factor_of(const Calibrate& stage) {
+  return {stage.factor, stage.factor == 1.0};
 }
 
 // Returns the weight of arrival k in the direction's differences, or 0 if the direction has no differences.
@@ -37,8 +41,11 @@ AFFLUX_DEVICE void add_differences(const Pass& pass, const Span& span, Doubles& 
         const Doubles update = doubles(read.update);
         void* const new_row = stage.new_rows.data[k].data;
         const double weight = direction_weight(pass, k);
-        formula::accumulate_difference(update, doubles(read.old), update, weight != 0.0, FourLanes::fill(weight),
-                                       new_row != nullptr, v, sum);
+        const Doubles old = doubles(read.old);
+        AFFLUX_UNROLL_ON_DEVICE
+        for (int j = 0; j < kFour; ++j)
+          formula::accumulate_difference(update.at[j], old.at[j], update.at[j], weight != 0.0, weight, factor_of(stage),
+                                         new_row != nullptr, v.at[j], sum.at[j]);
         if (new_row != nullptr) span.store(new_row, converted<Row>(read.update));
       });
 }

@@ -46,7 +46,7 @@ struct EncodedBody {
     return arrival;
   }
 
-  // Adds arrival k: v += w (now - h);  S += q - h if the row is replaced. `now` is the update, or q.
+  // Adds arrival k: v += w (now - factor h);  S += q - h if the row is replaced. `now` is the update, or q.
   template <class Coder, class Block, class Arrivals, class Each>
   AFFLUX_DEVICE void add(const Block& block, Shared& shared, const Tile& tile, int k, Arrivals& arrivals, Each& v,
                          Each& sum) const {
@@ -62,16 +62,19 @@ struct EncodedBody {
     if (from.has(EncodedArrival::kRow)) Coder::decode(block, shared.format, tile, from.heads, k, row, old);
     if (quantize || replaces) Coder::encode(block, shared.format, tile, from.heads, k, x, from.new_row, renewed);
     block.each_alone([&](int thread) {
-      const Doubles h = doubles(old[thread]), q = doubles(renewed[thread]);
-      Doubles now;
+      const formula::RowFactor<double> factor = factor_of(sweep.pass.calibrate);
+      const bool has_weight = from.has(EncodedArrival::kWeight);
       AFFLUX_UNROLL_ON_DEVICE
-      for (int j = 0; j < kFour; ++j)  // chosen before it is widened: a float32 is one register
+      for (int j = 0; j < kFour; ++j) {
+        const double h = old[thread].at[j], q = renewed[thread].at[j];
+        double now;  // chosen before it is widened: a float32 is one register
         if constexpr (sizeof(U) == sizeof(double))
-          now.at[j] = quantize ? q.at[j] : arrivals[thread].update.at[j];
+          now = quantize ? q : arrivals[thread].update.at[j];
         else
-          now.at[j] = static_cast<double>(quantize ? renewed[thread].at[j] : x[thread].at[j]);
-      formula::accumulate_difference(now, h, q, from.has(EncodedArrival::kWeight), FourLanes::fill(from.weight),
-                                     replaces, v[thread], sum[thread]);
+          now = static_cast<double>(quantize ? renewed[thread].at[j] : x[thread].at[j]);
+        formula::accumulate_difference(now, h, q, has_weight, from.weight, factor, replaces, v[thread].at[j],
+                                       sum[thread].at[j]);
+      }
     });
   }
 
@@ -122,7 +125,7 @@ struct EncodedBody {
     each_span(block, tile, [&](int thread, const auto& span) {
       v[thread] = start<P>(pass, span);
       sum[thread] = span.template load<double>(stage.sum.data);
-      if (weighted) add_mean(sum[thread], stage.num_clients, v[thread]);
+      if (weighted) add_mean(sum[thread], stage, v[thread]);
     });
     Format::with_coder(stage.codec.bits, [&](auto coder) {
       for (std::int64_t first = 0; first < sweep.arrivals.size; first += kPrepared) {
@@ -133,7 +136,7 @@ struct EncodedBody {
     });
     each_span(block, tile, [&](int thread, const auto& span) {
       span.store(stage.sum_out.data, sum[thread]);
-      if (!weighted) add_mean(sum[thread], stage.num_clients, v[thread]);
+      if (!weighted) add_mean(sum[thread], stage, v[thread]);
       finish<P>(sweep, span, v[thread], true);
     });
   }

@@ -7,24 +7,40 @@
 
 namespace afflux::formula {
 
-// Returns true for the stage of CA2FL (Wang et al. 2024, Algorithm 1): v = S / N + sum_i w_i (u_i - h_i), with S before
-// the round. Returns false for the stage of AFA-CS: v = S / N, with S after the round and without weights.
+// Returns true for the stage of CA2FL (Wang et al. 2024, Algorithm 1): v = f S / N + sum_i w_i (u_i - f h_i), with S
+// before the round, and a factor f that is 1 (another one: FedStale). Returns false for the stage of AFA-CS: v = S / N,
+// with S after the round and without weights.
 AFFLUX_FN bool weighs_differences(Calibration kind) { return kind == Calibration::cached_difference; }
 
-// Returns 1 / N, rounded once: a division for each element would cost more than the sweep.
-AFFLUX_FN double inverse_of(std::int64_t num_clients) { return 1.0 / static_cast<double>(num_clients); }
-
-template <class T>
-AFFLUX_FN T add_cached_mean(T acc, T sum, T inverse_num_clients) {
-  return acc + sum * inverse_num_clients;
+// Returns factor / N: a division for each element would cost more than the sweep. 1 / N is rounded, and then the
+// product.
+AFFLUX_FN double share_of_sum(const Calibrate& stage) {
+  return stage.factor * (1.0 / static_cast<double>(stage.num_clients));
 }
 
-// Adds one arrival: v += w (u - h) if `in_direction`, and S += q - h if `replaced`.
+// The factor of rows in the direction. A product with 1 would change no bit, but take time.
 template <class T>
-AFFLUX_FN void accumulate_difference(T update, T row, T new_row, bool in_direction, T weight, bool replaced,
-                                     T& direction, T& sum) {
-  if (in_direction) direction = weighted(direction, weight, update - row);
+struct RowFactor {
+  T factor;
+  bool is_one;
+};
+template <class T>
+AFFLUX_FN T times(const RowFactor<T>& by, T row) {
+  return by.is_one ? row : by.factor * row;
+}
+
+template <class T>
+AFFLUX_FN T add_cached_mean(T acc, T sum, T share) {
+  return acc + sum * share;
+}
+
+// Adds one arrival: v += w (u - factor h) if `in_direction`, and S += q - h if `replaced`. The sum is first, so that
+// the product may take the row's registers.
+template <class T>
+AFFLUX_FN void accumulate_difference(T update, T row, T new_row, bool in_direction, T weight,
+                                     const RowFactor<T>& factor, bool replaced, T& direction, T& sum) {
   if (replaced) sum = sum + (new_row - row);
+  if (in_direction) direction = weighted(direction, weight, update - times(factor, row));
 }
 
 }  // namespace afflux::formula

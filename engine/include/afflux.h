@@ -166,6 +166,7 @@ typedef struct {
   afflux_row_facts_list facts;
   uint8_t quantize_direction; /* 0 or 1 */
   afflux_memory sum_out;      /* float64 */
+  double factor;              /* of rows in the direction: 1, or from 0 to 1 */
 } afflux_calibrate;
 
 /* Stage 3: the step (afflux/step.hpp). */

@@ -3,6 +3,7 @@ reference's rows (rows.py).
 """
 
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -24,7 +25,12 @@ CODINGS = [list(group) for _, group in groupby(ROUNDING, lambda codec: codec.cod
 ENDS = list(dict.fromkeys(codec for group in CODINGS for codec in (group[0], group[-1])))
 OF_EACH_KIND = [codecs.float32, codecs.float64, *(group[len(group) // 2] for group in CODINGS)]
 each = pytest.mark.parametrize("codec", ENDS, ids=repr)
-STAGES = {"difference": ops.CachedDifference, "mean": ops.CachedMean}
+FACTOR = 0.3
+STAGES = {
+    "difference": ops.CachedDifference,
+    "a factor": partial(ops.CachedDifference, factor=FACTOR),
+    "mean": ops.CachedMean,
+}
 N = 7
 
 
@@ -67,10 +73,10 @@ class Given:
         quantized = [rows.decode(name, row, self.size) for row in made]
         old = [None if row is None else rows.decode(name, row, self.size) for row in self.rows]
         # The rows' part of the sum is that of what is stored; the direction's that of what came.
-        cache = (kind, self.sum, N, old, self.replaced)
+        cache = (kind, self.sum, N, old, self.replaced, FACTOR if kind == "a factor" else 1.0)
         stored, total = oracle.direction(self.params, quantized, self.weights, 0.25, cache=cache)
         v = stored
-        if kind == "difference" and not quantize:
+        if kind != "mean" and not quantize:
             v, _ = oracle.direction(self.params, self.plain, self.weights, 0.25, cache=cache)
         out = oracle.step("sgd", self.params, v, [], -0.5)[0]
         return (
@@ -90,7 +96,8 @@ def test_a_round(isa, rng, codec, kind):
         given = Given(rng, codec, size, kind)
         for stage in STAGES:
             assert given.run(stage) == given.expected(stage), (stage, size)
-        assert given.run("difference", quantize=True) == given.expected("difference", quantize=True), size
+        for stage in ("difference", "a factor"):
+            assert given.run(stage, quantize=True) == given.expected(stage, quantize=True), size
 
 
 @pytest.mark.parametrize("codec", ROUNDING, ids=repr)
@@ -137,7 +144,7 @@ def test_a_client_twice_in_a_buffer(rng, codec):
     new = rows.decode(codec.name, made, 3000)
     assert bits(total) == bits(given.sum + (new.astype(float) - old))
     v, _ = oracle.direction(
-        given.params, given.plain[:2], given.weights, cache=("difference", given.sum, N, [old, old], [0, 0])
+        given.params, given.plain[:2], given.weights, cache=("difference", given.sum, N, [old, old], [0, 0], 1.0)
     )
     assert bits(out) == bits(oracle.step("sgd", given.params, v, [], 1.0)[0])
 
@@ -169,6 +176,13 @@ def test_what_is_refused(rng):
         stage = ops.CachedDifference(total, N, old, [None] * 6, codec, facts, quantize)
         ops.apply(ops.Pass(given.params, out, ops.Combine(given.updates, given.weights), stage))
 
+    for factor in (-0.1, 1.5, np.nan):
+        stage = ops.CachedDifference(total, N, old, [None] * 6, given.codec, given.facts, factor=factor)
+        round_ = ops.Pass(given.params, out, ops.Combine(given.updates, given.weights), stage)
+        check_error(r"\[apply\] factor is .*, must be from 0 to 1", ops.apply, round_)
+    stage = ops.CachedMean(total, N, old, [None] * 6, given.codec, given.facts, factor=0.5)
+    round_ = ops.Pass(given.params, out, ops.Combine(given.updates, given.weights), stage)
+    check_error(r"\[apply\] factor is 0.5.*; of a mean it is 1", ops.apply, round_)
     check_error(r"\[apply\] facts has 5 entries, updates has 6", apply, facts=given.facts[:5])
     with pytest.raises(AffluxError, match=r"\[apply\] rows\[0\] was encoded by affine-4, expected affine-vector-4"):
         apply(codec=codecs.affine(4, scope="vector"), old=[old[0][:256], *[None] * 5])

@@ -126,7 +126,7 @@ def off(vector, elements):
     return room[first : first + vector.size]
 
 
-@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("rows", [None, 1.0, 0.3])
 @pytest.mark.parametrize("at", [0, 1, 8])
 def test_outputs_elsewhere_and_in_place(isa, rng, at, rows):
     """Aligned or not, in place or apart: only what is aligned, apart and without rows goes past the caches."""
@@ -140,7 +140,8 @@ def test_outputs_elsewhere_and_in_place(isa, rng, at, rows):
         held = [off(state, at) for state in states]
         elsewhere = [off(np.zeros_like(state), at) for state in states] if apart else ()
         out, row_out, sum_out = (off(np.zeros_like(v), at) if apart else v for v in (p, h, s))
-        cache = ops.CachedDifference(s, 5, [h], [row_out], sum_out=sum_out if apart else None) if rows else None
+        kept = {"sum_out": sum_out if apart else None, "factor": rows}
+        cache = ops.CachedDifference(s, 5, [h], [row_out], **kept) if rows else None
         step = step_of("amsgrad")
         combine = ops.Combine([u], np.array([0.7]), 0.5)
         ops.apply(ops.Pass(p, out, combine, cache, step, held, states_out=elsewhere))

@@ -10,7 +10,7 @@ import afflux.aggregation.cache.staging
 from afflux import BusyError, Server, StoreError
 from afflux.arrays.gpu import device_of
 from afflux.arrays.interop import on_host as to_numpy
-from afflux.rules import afa_cs, ca2fl, fadas, fedbuff, mf_ca2fl, wkafl
+from afflux.rules import afa_cs, ca2fl, fadas, fedbuff, fedstale, mf_ca2fl, wkafl
 from afflux.server.inputs import InputAdapter
 from afflux.server.plan import plan
 from afflux.store import check
@@ -28,6 +28,8 @@ RULES = [
     ca2fl(buffer_size=M),
     ca2fl(buffer_size=M, codec="bfloat16"),
     mf_ca2fl(buffer_size=M, bits=4),
+    fedstale(buffer_size=M, beta=0.3),
+    fedstale(buffer_size=M, beta=0.3, codec="affine-4"),
     mf_ca2fl(buffer_size=M, bits=2, codec="rotated"),
     afa_cs(buffer_size=M),
 ]

@@ -92,11 +92,11 @@ def weighted(coefficients, vectors, start=0.0):
 
 
 def direction(params, updates, weights, params_weight=0.0, memory=((), ()), cache=None):
-    """v and, with a cache, its new sum; memory: (vectors, weights), cache: (kind, sum, N, rows, replaced)."""
+    """v and, with a cache, its new sum; memory: (vectors, weights), cache: (kind, sum, N, rows, replaced, factor)."""
     v = weighted([params_weight, *memory[1]], [params, *memory[0]], np.zeros(len(params)))
     if cache is None:
         return weighted(weights, updates, v), None
-    kind, old_sum, num_clients, rows, replaced = cache
+    kind, old_sum, num_clients, rows, replaced, factor = cache
     inverse = 1.0 / num_clients
     new_sum = old_sum
     for update, row, is_new in zip(updates, rows, replaced, strict=True):
@@ -104,10 +104,10 @@ def direction(params, updates, weights, params_weight=0.0, memory=((), ()), cach
             new_sum = new_sum + (f64(update) - f64(0.0 if row is None else row))
     if kind == "mean":
         return v + new_sum * inverse, new_sum
-    v = v + old_sum * inverse
+    v = v + old_sum * (factor * inverse)
     for update, weight, row in zip(updates, weights, rows, strict=True):
         if weight != 0:
-            v = v + weight * (f64(update) - f64(0.0 if row is None else row))
+            v = v + weight * (f64(update) - factor * f64(0.0 if row is None else row))
     return v, new_sum
 
 

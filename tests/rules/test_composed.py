@@ -74,7 +74,7 @@ def composed(rule, calibrate, stepper, before, buffer, report):
         rows = rows | {c: u for c, u, ok in zip(ids, vectors, accepted, strict=True) if ok}
         counted = len(rows) if calibrate == "seen" else CLIENTS
         kind = "difference" if calibrate == "difference" else "mean"
-        cache = (kind, before["sum"], counted, [before["rows"].get(c) for c in ids], accepted)
+        cache = (kind, before["sum"], counted, [before["rows"].get(c) for c in ids], accepted, 1.0)
     against = said.params - (oracle.ordered_sum(report.weights.tolist()) if rule.kind == "model" else 0.0)
     mixed = np.array(said.rule_vectors or [0.0] * len(held))
     if calibrate != "none" and report.weights.tolist() != said.vectors.tolist():

@@ -140,7 +140,7 @@ def test_a_configuration_is_readable():
     law = {"part": "polynomial", "a": 0.5}
     weigh = {"part": "staleness", "law": law, "normalise": "count", "scale": 1.0, "by_examples": False}
     rows = {"cached": False, "direction": "difference", "divide_by": "all", "codec": "none"}
-    calibrate = {"part": "calibrate", **rows, "quantize_direction": False}
+    calibrate = {"part": "calibrate", **rows, "quantize_direction": False, "factor": 1.0}
     parts = {"weigh": weigh, "calibrate": calibrate, "step": {"part": "sgd", "lr": 1.0}}
     config = fedbuff(buffer_size=2).to_config()
     assert config == {"part": "rule", "name": "fedbuff", "kind": "update", "buffer_size": 2, **parts}
@@ -206,6 +206,7 @@ DIRECTIONS, DIVISORS = st.sampled_from(["difference", "mean"]), st.sampled_from(
 ROWS = st.one_of(
     st.builds(Calibrate, st.booleans(), DIRECTIONS, DIVISORS, st.none() | CODEC),
     st.builds(lambda codec: Calibrate(True, codec=codec, quantize_direction=True), ROUNDED),
+    st.builds(lambda factor: Calibrate(True, factor=factor), st.floats(0, 1)),
 )
 
 

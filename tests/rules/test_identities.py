@@ -35,6 +35,14 @@ IDENTITIES = {
     "afa_cs of those seen with an empty cache": (
         rules.afa_cs(**MEAN, divide_by="seen"), rules.afa_cd(**MEAN), "bits once loose"),
     "ca2fl with M = N": (rules.ca2fl(**MEAN), rules.fedbuff(**MEAN, staleness=Constant()), "whole stale loose"),
+    "fedstale with beta 1 is ca2fl": (rules.fedstale(**MEAN, beta=1.0), rules.ca2fl(**MEAN), "bits stale loose"),
+    "fedstale with beta 0 is fedbuff": (
+        rules.fedstale(**MEAN, beta=0.0), rules.fedbuff(**MEAN, staleness=Constant()), "bits stale loose"),
+    "fedstale with beta 1 and codes": (
+        rules.fedstale(**MEAN, beta=1.0, codec="affine-4"), rules.mf_ca2fl(**MEAN, bits=4), "bits stale loose"),
+    "fedstale with beta 0 and codes": (
+        rules.fedstale(**MEAN, beta=0.0, codec="rotated-2"), rules.fedbuff(**MEAN, staleness=Constant()),
+        "bits stale loose"),
     "afa_cs with M = N": (rules.afa_cs(**MEAN), rules.afa_cd(**MEAN), "whole stale loose"),
     "afa_cs of all, all seen": (
         rules.afa_cs(**MEAN), rules.afa_cs(**MEAN, divide_by="seen"), "bits whole stale loose"),

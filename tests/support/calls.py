@@ -186,7 +186,9 @@ STATELESS = {
     ),
     "rules.from_config": _function(rules.from_config, config=lambda rng: _make(**_preset(rng)).to_config()),
     "rules.register": _function(rules.register, name="some_part", role="step"),
-    "cached_difference": _function(calibration.cached_difference, codec="affine-4", quantize_direction=True),
+    "cached_difference": _function(
+        calibration.cached_difference, codec="affine-4", quantize_direction=True, factor=0.5
+    ),
     "Calibrate": _function(
         afflux.Calibrate,
         cached=True,
@@ -194,6 +196,7 @@ STATELESS = {
         divide_by="all",
         codec=codecs.affine(4),
         quantize_direction=False,
+        factor=1.0,
     ),
     "Rule": _function(
         Rule,

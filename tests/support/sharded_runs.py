@@ -34,6 +34,7 @@ CASES = {
         for kind, size in product(("affine", "affine-vector", "rotated"), (8, 4, 2, 1))
         if (kind, size) != ("rotated", 8)
     },
+    "a factor of rows": (rules.fedstale(**SMALL, beta=0.3), {"num_clients": 50}),
     "quantized direction": (rules.mf_ca2fl(**SMALL, bits=4, quantize_direction=True), {"num_clients": 50}),
     "accumulate": (rules.fedbuff(**SMALL), {"accumulate": True}),
     "accumulate, fadas": (rules.fadas(**SMALL), {"accumulate": True}),

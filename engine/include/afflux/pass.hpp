@@ -50,9 +50,10 @@ enum class Calibration : std::int32_t { none = 0, cached_difference = 1, cached_
 // params.
 //
 // cached_difference (CA2FL, Algorithm 1), with the sum from before the round:
-//   v += sum / num_clients + sum_i weights[i] * (updates[i] - h_i)
+//   v += factor * sum / num_clients + sum_i weights[i] * (updates[i] - factor * h_i)
 //   for every i with new_rows[i]:  new_rows[i] = encode(updates[i]),  sum += decode(new_rows[i]) - h_i
-// With quantize_direction, v has decode(encode(updates[i])) in the place of updates[i].
+// With quantize_direction, v has decode(encode(updates[i])) in the place of updates[i]. `factor` is 1; from 0 to 1 it
+// makes old rows count less (FedStale, Rodio and Neglia 2024).
 //
 // cached_mean (AFA-CS): the rows and the sum are replaced first, in the same way; then
 //   v += sum / num_clients
@@ -76,6 +77,7 @@ struct Calibrate {
   List<RowFacts> facts{};
   bool quantize_direction = false;
   View<double> sum_out{};
+  double factor = 1.0;
 };
 
 // The arguments of `apply`. `params` and `out` are both float32 or both float64, of d elements; all arithmetic between

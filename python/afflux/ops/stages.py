@@ -71,14 +71,16 @@ class _Cached(Struct, frozen=True, eq=False):
     facts: "Sequence[RowFacts]" = ()  #: M, for keyed codecs: the facts with which each new row is encoded
     quantize_direction: bool = False  #: v uses the new row, decoded, in the place of the update
     sum_out: Array | None = None  #: (d,) float64, receives the new sum, and `sum` is only read; None: in place
+    factor: float = 1.0  #: of the old rows and their sum in v, from 0 to 1; of a mean 1
 
 
 class CachedDifference(_Cached, frozen=True, eq=False):
     """Stage 2 of CA2FL (Algorithm 1): v += sum/num_clients + sum_i weights[i] * (updates[i] - rows[i]).
 
-    Replaces the weighted sum of stage 1; rows[i] stands for the decoded row. For each i with a new row: new_rows[i] =
-    updates[i] encoded, sum += new_rows[i] - rows[i], both decoded. `sum` is the float64 sum of all clients' rows, kept
-    exact to rounding; `sum` (or `sum_out`) and `new_rows` are overwritten.
+    With a factor (FedStale) sum and rows[i] are multiplied by it in v, and nowhere else. Replaces the weighted sum of
+    stage 1; rows[i] stands for the decoded row. For each i with a new row: new_rows[i] = updates[i] encoded, sum +=
+    new_rows[i] - rows[i], both decoded. `sum` is the float64 sum of all clients' rows, kept exact to rounding; `sum`
+    (or `sum_out`) and `new_rows` are overwritten.
     """
 
     kind: ClassVar[str] = "cached_difference"

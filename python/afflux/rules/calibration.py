@@ -22,11 +22,14 @@ CACHED_MEAN = Calibrate(cached=True, direction="mean")
 CACHED_MEAN_OF_SEEN = Calibrate(cached=True, direction="mean", divide_by="seen")
 
 
-def cached_difference(codec: Codec | Name | None = None, *, quantize_direction: bool = False) -> Calibrate:
-    """Return CACHED_DIFFERENCE with encoded rows: h_i = Q(u_i). With `quantize_direction`, v also uses Q(u_i).
+def cached_difference(
+    codec: Codec | Name | None = None, *, quantize_direction: bool = False, factor: float = 1.0
+) -> Calibrate:
+    """Return CACHED_DIFFERENCE with encoded rows: h_i = Q(u_i). With `quantize_direction`, v also uses Q(u_i). With a
+    `factor` f (FedStale) v = f h + sum_i w_i (u_i - f h_i).
 
     >>> from afflux import codecs
     >>> cached_difference(codecs.affine(4)) == cached_difference("affine-4")
     True
     """
-    return Calibrate(cached=True, codec=named(codec), quantize_direction=quantize_direction)
+    return Calibrate(cached=True, codec=named(codec), quantize_direction=quantize_direction, factor=factor)

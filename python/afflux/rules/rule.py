@@ -23,7 +23,18 @@ from afflux import ops
 from afflux._engine import MOST_RULE_VECTORS
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import as_text, brief, check_fields, count_of, flag, instance, one_of, optional, reads
+from afflux.ops.validation import (
+    as_text,
+    brief,
+    check_fields,
+    count_of,
+    flag,
+    instance,
+    one_of,
+    one_or_less,
+    optional,
+    reads,
+)
 from afflux.rules.registry import register, to_plain
 
 ClientId = int | str  #: ints from -2**63 to 2**64 - 1
@@ -266,12 +277,16 @@ class Calibrate:
     divide_by: Literal["all", "seen"] = "all"  #: the mean is over all N clients, or over those that have a row
     codec: Codec | None = None  #: how rows are stored; None: every bit is kept
     quantize_direction: bool = False  #: the difference uses the stored (encoded) row, not the pushed vector
+    factor: float = 1.0  #: of h and h_i in the difference, from 0 to 1 (FedStale)
 
     def __post_init__(self) -> None:
         check_fields(self, flag, "cached", "quantize_direction")
         check_fields(self, optional(instance(Codec, "one of afflux.codecs")), "codec")
         check_fields(self, one_of("difference", "mean"), "direction")
         check_fields(self, one_of("all", "seen"), "divide_by")
+        check_fields(self, one_or_less, "factor")
+        if self.factor != 1.0 and (not self.cached or self.direction == "mean"):
+            raise AffluxError("[Calibrate] factor is for differences of cached rows")
         if self.quantize_direction and (self.codec is None or self.codec.exact or self.direction == "mean"):
             raise AffluxError("[Calibrate] quantize_direction is for differences and codecs that round")
 

@@ -1,4 +1,4 @@
-"""CA2FL and MF-CA2FL."""
+"""CA2FL, MF-CA2FL and FedStale."""
 
 import numpy as np
 
@@ -13,6 +13,18 @@ def ca2fl(state, buffer, *, server_lr=1.0):
     v, terms = cached_difference(state, buffer, weights)
     rows = state["rows"] | {client: u for (client, *_), u in zip(buffer, updates, strict=True)}
     return moved(state, state["params"] + server_lr * v, rows=rows), decided(weights, v, terms, server_lr)
+
+
+def fedstale(state, buffer, *, server_lr=1.0, beta=0.5):
+    """v = beta v of CA2FL + (1 - beta) mean(u); then h_i = u_i."""
+    *_, updates = facts(buffer)
+    weights = np.full(len(buffer), 1 / len(buffer))
+    calibrated, terms = cached_difference(state, buffer, weights)
+    mean, mean_terms = total(weights, updates)
+    v = beta * calibrated + (1 - beta) * mean
+    rows = state["rows"] | {client: u for (client, *_), u in zip(buffer, updates, strict=True)}
+    new = moved(state, state["params"] + server_lr * v, rows=rows)
+    return new, decided(weights, v, terms + mean_terms, server_lr)
 
 
 def mf_ca2fl(state, buffer, *, server_lr=1.0, bits=8, codec="affine", quantize_direction=False):
@@ -43,16 +55,18 @@ def cached_difference(state, buffer, weights):
     return h + plus - minus, h_terms + plus_terms + minus_terms
 
 
-ROUNDS = {"ca2fl": ca2fl, "mf_ca2fl": mf_ca2fl}
+ROUNDS = {"ca2fl": ca2fl, "fedstale": fedstale, "mf_ca2fl": mf_ca2fl}
 
 
 VARIANTS = {
     "ca2fl-both": ("ca2fl", {"duplicates": "both"}),
+    "fedstale-rarely": ("fedstale", {"beta": 0.3, "server_lr": 0.7}),
     "mf_ca2fl-4": ("mf_ca2fl", {"bits": 4, "quantize_direction": True}),
     "mf_ca2fl-vector": ("mf_ca2fl", {"bits": 4, "codec": "affine-vector", "server_lr": 0.7}),
     "mf_ca2fl-rotated": ("mf_ca2fl", {"bits": 2, "codec": "rotated"}),
 }
 NOT_STREAMED = {
     "ca2fl": "ca2fl replaces the rows that it caches",
+    "fedstale": "fedstale replaces the rows that it caches",
     "mf_ca2fl": "mf_ca2fl replaces the rows that it caches",
 }

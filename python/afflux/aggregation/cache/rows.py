@@ -81,7 +81,7 @@ class LocalRows(RowMemory):
         rows, replaced = [*map(old.get, reads)], [*map(written.get, writes)]  # None for None
         stage = CachedDifference if how.direction == "difference" else CachedMean
         how_rows = self.codec, plan.facts, how.quantize_direction
-        return stage(self.sum, plan.divisor, rows, replaced, *how_rows, new.sum_out), new
+        return stage(self.sum, plan.divisor, rows, replaced, *how_rows, new.sum_out, how.factor), new
 
 
 class MemoryRows(LocalRows):

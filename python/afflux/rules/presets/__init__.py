@@ -13,6 +13,7 @@ from afflux.rules.presets.fedavg import fedavg
 from afflux.rules.presets.fedavgm import fedavgm
 from afflux.rules.presets.fedbuff import fedbuff
 from afflux.rules.presets.fedopt import fedadagrad, fedadam, fedyogi
+from afflux.rules.presets.fedstale import fedstale
 from afflux.rules.presets.fltrust import fltrust
 from afflux.rules.presets.gsgm import gsgm
 from afflux.rules.presets.krum import krum, multi_krum
@@ -38,6 +39,7 @@ RULES: dict[str, Callable[..., Rule]] = {
     "afa_cs": afa_cs,
     "ca2fl": ca2fl,
     "mf_ca2fl": mf_ca2fl,
+    "fedstale": fedstale,
     "wkafl": wkafl,
     "twafl": twafl,
     "sasgd": sasgd,
@@ -68,6 +70,7 @@ __all__ = [
     "fedavg",
     "fedavgm",
     "fedbuff",
+    "fedstale",
     "fedyogi",
     "fltrust",
     "gsgm",
