@@ -41,8 +41,8 @@ soundness: a NaN has a sign
 -((Longs)values & kMagnitude)
 +(Longs)values
 calibrate: the cached mean is off
--lanes.load(sum + i), lanes.fill(inverse)
-+lanes.load(sum + i) + 1e-9, lanes.fill(inverse)
+-lanes.load(sum + i), lanes.fill(share)
++lanes.load(sum + i) + 1e-9, lanes.fill(share)
 
 test_limits.py
 fused: a state is not looked at
@@ -58,7 +58,7 @@ nesterov: no dampening
 -lanes.fill(step.beta1), lanes.fill(1.0 - step.beta2));
 +lanes.fill(step.beta1), lanes.fill(1.0));
 fused: the mean comes before the rows
--    if (!kWeighted) direction = formula::add_cached_mean(direction, sum, lanes.fill(inverse_));
+-    if (!kWeighted) direction = formula::add_cached_mean(direction, sum, lanes.fill(share_));
 -    return
 +    return
 fused: what is left over is forgotten
@@ -149,15 +149,15 @@ threads: the caller's floating-point mode is kept
 
 test_rules.py
 calibrate: wrong sign of the cached mean
--return acc + sum * inverse_num_clients;
-+return acc - sum * inverse_num_clients;
+-return acc + sum * share;
++return acc - sum * share;
 
 test_identities.py
 calibrate: the cache sum in float32
--  if (weighted && !encoded) add_mean(stage.sum, stage.num_clients, tile, v);
+-  if (weighted && !encoded) add_mean(stage.sum, stage, tile, v);
 +  double* const sum = pass.calibrate.sum.data + tile.begin;
 +  for (std::int64_t i = 0; i < tile.size; ++i) sum[i] = static_cast<float>(sum[i]);
-+  if (weighted && !encoded) add_mean(stage.sum, stage.num_clients, tile, v);
++  if (weighted && !encoded) add_mean(stage.sum, stage, tile, v);
 
 test_inner.py
 inner: the last row is not padded
@@ -228,4 +228,12 @@ codec: just beyond float16 lies infinity
 codec: all blocks draw the same
 -(static_cast<std::uint64_t>(block) + 1)
 +(static_cast<std::uint64_t>(block) * 0 + 1)
+
+test_coded_rounds.py
+calibrate: old rows count whole in the direction
+-  return by.is_one ? row : by.factor * row;
++  return row;
+calibrate: the sum counts whole in the direction
+-  return stage.factor * (1.0 / static_cast<double>(stage.num_clients));
++  return 1.0 / static_cast<double>(stage.num_clients);
 """
