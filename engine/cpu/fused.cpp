@@ -131,6 +131,7 @@ bool can_fuse(const Pass& pass, Type updates) {
   if (!can_fuse(pass.rule_vectors, pass)) return false;
   if (pass.combine.most != kNoLimit && pass.calibrate.kind != Calibration::none) return false;
   if (pass.calibrate.kind != Calibration::none && plain_bytes(pass.calibrate.codec) == 0) return false;
+  if (pass.calibrate.factor != 1.0) return false;
   std::int64_t count = 0;
   const bool holds = pass.rule_vectors.vectors.size > 0;  // then any update may be read for the rule vector
   for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) count += holds || has_work(pass, k) ? 1 : 0;

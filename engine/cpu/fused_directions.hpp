@@ -155,7 +155,8 @@ class RenewingUpdates {
   Soundness sound_, valid_;
 };
 
-// The direction with plain rows. The rows and their sum are replaced in the same sweep. kWeighted: CA2FL, else AFA-CS.
+// The direction with plain rows, whose factor is 1. The rows and their sum are replaced in the same sweep. kWeighted:
+// CA2FL, else AFA-CS.
 template <bool kWeighted, class U>
 class CalibratedUpdates {
  public:
@@ -163,7 +164,6 @@ class CalibratedUpdates {
       : params_(pass),
         ahead_(memory.prefetch),
         share_(formula::share_of_sum(pass.calibrate)),
-        factor_(pass.calibrate.factor),
         sum_(pass.calibrate.sum.data),
         sum_out_(pass.calibrate.sum_out.data) {
     for (std::int64_t k = 0; k < pass.combine.updates.size; ++k) {
@@ -190,7 +190,8 @@ class CalibratedUpdates {
       }
       const bool replaced = arrival.renewed != nullptr;
       formula::accumulate_difference(update, old, update, kWeighted && arrival.weight != 0.0,
-                                     lanes.fill(arrival.weight), factor_of(lanes, factor_), replaced, direction, sum);
+                                     lanes.fill(arrival.weight), formula::RowFactor<simd::Pack>{lanes.fill(1.0), true},
+                                     replaced, direction, sum);
       if (replaced) lanes.copy(arrival.update + i, arrival.renewed + i);
     }
     lanes.store(sum_out_ + i, sum);
@@ -202,7 +203,7 @@ class CalibratedUpdates {
  private:
   WeightedParams params_;
   std::int64_t ahead_;
-  double share_, factor_;
+  double share_;
   const double* sum_;
   double* sum_out_;
   Arrival<U> arrivals_[kMostFused / 2];  // an `old` of null means zeros

@@ -18,7 +18,7 @@ AFFLUX_FN double share_of_sum(const Calibrate& stage) {
   return stage.factor * (1.0 / static_cast<double>(stage.num_clients));
 }
 
-// The factor of rows in the direction. A product with 1 would change no bit, but take time.
+// The factor of rows in the direction. If it `is_one`, the product, which would change no bit, is left out.
 template <class T>
 struct RowFactor {
   T factor;
