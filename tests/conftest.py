@@ -52,7 +52,7 @@ def pytest_collection_finish():
 def pytest_make_collect_report(collector):
     """A file that imports an optional package, itself or by what it tests, is skipped where the package is missing."""
     report = yield
-    if report.failed and (lack := re.search(rf"No module named '({OPTIONAL})\b", str(report.longrepr))):
+    if report.failed and (lack := re.search(rf"ModuleNotFoundError: .*\b({OPTIONAL})\b", str(report.longrepr))):
         report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: {lack[1]} is not installed")
     return report
 
