@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError
-from afflux.arrays.npy import array_of, bytes_of
+from afflux.integrations._npy import array_of, bytes_of
 from conftest import check_raises
 from surroundings import traced_memory_below
 

@@ -8,10 +8,11 @@ import pytest
 import own_tasks
 from afflux import Server
 from afflux.lab import Simulation
-from afflux.rules.specs import needs_validation_gradient, parse_rule
+from afflux.rules.specs import parse_rule
 from afflux.sim import partitioned
 from afflux.sim.clients.training import Trainer
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.ignored_settings import needs_validation_gradient
 from conftest import check_refused
 from made_runs import run
 

@@ -8,7 +8,7 @@ import pytest
 
 import library_trees
 from afflux import Layout, Server
-from afflux.arrays.npy import array_of, bytes_of
+from afflux.integrations._npy import array_of, bytes_of
 from afflux.rules import ca2fl, fadas, fedasync, fedbuff
 from conftest import bits, check_error
 from pairwise import pairwise, soak_all

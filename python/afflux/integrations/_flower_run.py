@@ -15,10 +15,10 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from afflux import Task
 from afflux.aggregation.reports import Pulled
-from afflux.arrays.npy import bytes_of, reads_files, view_of
 from afflux.integrations._core import Metrics, Trained, TrainingRun
 from afflux.integrations._flower_metrics import ReplyRecords, content_of, mean_of
 from afflux.integrations._loop import Reply, Transport
+from afflux.integrations._npy import bytes_of, reads_files, view_of
 from afflux.integrations._reading import bounded
 from afflux.integrations._versions import OncePerVersion
 from afflux.ops.errors import AffluxError

@@ -10,11 +10,11 @@ from time import sleep
 from typing import Any, NoReturn, cast
 
 from afflux.arrays.interop import on_host
-from afflux.arrays.npy import array_of, bytes_of
 from afflux.integrations._clients import ClientKey, has_id
 from afflux.integrations._core import TrainingRun
 from afflux.integrations._frameworks import missing
 from afflux.integrations._loop import Loop
+from afflux.integrations._npy import array_of, bytes_of
 from afflux.integrations._server import holds_server, keeps_clients
 from afflux.integrations._settings import RunSettings, require_absolute_store, rule_of
 from afflux.ops.errors import AffluxError

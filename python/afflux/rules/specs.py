@@ -222,15 +222,6 @@ def literal_choices(annotation: Any) -> list[Any]:
     return [choice for part in get_args(annotation) for choice in literal_choices(part)]
 
 
-#: The rule vector of rules that score updates by the server's own validation gradient (Zeno++).
-VALIDATION_VECTOR = "validation"
-
-
-def needs_validation_gradient(rule: Rule) -> bool:
-    """Return whether the rule's weights depend on a validation gradient."""
-    return VALIDATION_VECTOR in rule.needs.handed_in
-
-
 def _law(text: str) -> StalenessLaw:
     name, bracket, listed = text.partition("(")
     laws = registered_parts("staleness")

@@ -9,7 +9,7 @@ from afflux.aggregation.options import why_unclipped
 from afflux.ops.codecs import Codec
 from afflux.ops.errors import ConfigError
 from afflux.rules.rule import Rule
-from afflux.rules.specs import RuleSpec, needs_validation_gradient
+from afflux.rules.specs import RuleSpec
 from afflux.server.server import Server
 from afflux.sim.clients.control_variates import ControlVariates
 from afflux.sim.clients.flat_model import FlatModel, make_module, tree_of
@@ -20,6 +20,7 @@ from afflux.sim.loop import EventLoop
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw, TiedDelays, delay_law
 from afflux.sim.workload.ignored_settings import (
+    needs_validation_gradient,
     refuse_ignored_settings,
     settings_read,
 )

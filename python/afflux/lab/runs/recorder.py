@@ -13,13 +13,14 @@ from afflux.lab.results.run_history import Progress, RunHistory, RunProgress
 from afflux.lab.results.run_result import PLACE, ClientEvaluation, Evaluation, RunResult
 from afflux.lab.runs.run_record import RunRecord
 from afflux.lab.runs.workers import WorkerPool
-from afflux.rules.specs import RuleSpec, needs_validation_gradient
+from afflux.rules.specs import RuleSpec
 from afflux.server.server import Server
 from afflux.sim.clients.schedule import Dropout
 from afflux.sim.clients.training import ValidationGradient
 from afflux.sim.loop import EventLoop, LoopEvent, PushedUpdate
 from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import UNLIMITED
+from afflux.sim.workload.ignored_settings import needs_validation_gradient
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 
 _LOGGER = logging.getLogger("afflux")

@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from afflux.aggregation.reports import Pulled
 from afflux.ops.errors import AffluxError, ConfigError
 from afflux.ops.validation import MOST_COUNT, brief, known, raise_if_from_signal, shortened
-from afflux.rules.specs import VALIDATION_VECTOR
 from afflux.server.server import Server
 from afflux.sim.clients.batches import batch_indices, call, gives_batches, has_room, on_device, resident, take
 from afflux.sim.clients.compiled_training import EAGER_BATCHES, CompiledStep, GraphedStep, NativeStep
@@ -26,7 +25,7 @@ from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import DivergedError, TrainingError, note_on_errors, text_with_notes
 from afflux.sim.workload.config import IMAGES, PAPERS, PROXIMAL, SimConfig
 from afflux.sim.workload.evaluation import CLASSIFICATION, Classification, add_note_on_examples, class_loss
-from afflux.sim.workload.ignored_settings import SETTINGS, keyword_settings
+from afflux.sim.workload.ignored_settings import SETTINGS, VALIDATION_VECTOR, keyword_settings
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream, seed_globals
 from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 

@@ -22,7 +22,7 @@ from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 
-from afflux.arrays.npy import array_of
+from afflux.integrations._npy import array_of
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import brief
 from afflux.store.files import opened

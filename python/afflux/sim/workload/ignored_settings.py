@@ -7,7 +7,8 @@ from typing import Any
 
 from afflux.ops.errors import ConfigError
 from afflux.rules import SYNCHRONOUS
-from afflux.rules.specs import RuleSpec, needs_validation_gradient
+from afflux.rules.rule import Rule
+from afflux.rules.specs import RuleSpec
 from afflux.sim.workload.config import (
     IMAGES,
     MADE_IN_PYTHON,
@@ -26,6 +27,8 @@ OF_FUNCTION = ("data_dir", *OF_DIVISION)
 #: Settings that only the built-in training reads. client_lr is not one of them: the server divides updates by it, too.
 OF_TRAINING = tuple(name for name in {**scaffold(drop_last=True).settings, **fedprox().settings} if name != "client_lr")
 SETTINGS = tuple(field.name for field in fields(SimConfig))
+#: The rule vector of rules that score updates by the server's own validation gradient (Zeno++).
+VALIDATION_VECTOR = "validation"
 
 
 def keyword_settings(function: Callable[..., Any] | None) -> list[str]:
@@ -71,6 +74,11 @@ def settings_read(config: SimConfig, task: Task, function: Callable[..., Any] | 
             left_out |= perhaps - {"num_clients", *config.changed(), *taken}
     left_out |= unread_settings(asdict(config)).keys() - {*config.changed(), *taken}
     return {name: value for name, value in asdict(config).items() if name not in left_out}
+
+
+def needs_validation_gradient(rule: Rule) -> bool:
+    """Return whether the rule's weights depend on a validation gradient."""
+    return VALIDATION_VECTOR in rule.needs.handed_in
 
 
 def unread_by_rules(rules: Iterable[RuleSpec]) -> dict[str, str]:
