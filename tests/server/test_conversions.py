@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from afflux import AffluxError, Server, replay
+from afflux.aggregation import local_plane
 from afflux.aggregation.round import Round
-from afflux.arrays import devices
 from afflux.rules import RULES, afa_cs, ca2fl, fedasync, fedavg, fedbuff, mf_ca2fl, wkafl
 from conftest import bits, check_error, ready
 from held_up import HeldUp, start
@@ -216,8 +216,8 @@ def test_the_sweep_that_copies_a_vector_converts_it(rule, sent, monkeypatch):
     """There is one sweep, over the caller's own array."""
     server, array, calls = fresh(rule), np.ones(D), []
     without_fast_path(server)  # which takes no conversions
-    ingest = devices.ingest
-    monkeypatch.setattr(devices, "ingest", lambda *arguments: calls.append(arguments[0]) or ingest(*arguments))
+    ingest = local_plane.ingest
+    monkeypatch.setattr(local_plane, "ingest", lambda *arguments: calls.append(arguments[0]) or ingest(*arguments))
     assert server.push(client=1, version=0, **{sent: array}, client_lr=LR, local_steps=STEPS).status == "joined"
     assert [call is array for call in calls] == [True]
 

@@ -89,7 +89,7 @@ def test_steps_allocate_at_most_twice_what_the_rule_keeps(rule, vectors):
     finally:
         tracemalloc.stop()
     plane = aggregator_of(server).plane
-    versions, slots = ([pool.allocated for pool in pools] for pools in ([plane.versions], plane.slots.pools))
+    versions, slots = ([pool.allocated for pool in pools] for pools in ([plane.versions], plane.slot_pools))
     assert (server.version, versions, slots) == (3, [2], [0])
     assert peak + 2 * 4 * size <= 2 * vectors * 4 * size + 100_000
 

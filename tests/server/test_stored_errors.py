@@ -163,8 +163,8 @@ def test_all_slots_or_versions_in_use():
     first = server.pull()
     for client in range(2):
         pushed(server, client, 0)
-    slots = aggregator_of(server).plane.slots
-    taken = [slots.take(), slots.take()]
+    plane = aggregator_of(server).plane
+    taken = [plane.reserve(), plane.reserve()]
     errors = check(server, lambda: pushed(server, 0), error=BusyError)
     del taken
     pushed(server, 0)

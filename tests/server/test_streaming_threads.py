@@ -97,7 +97,7 @@ def test_the_next_total_fills_while_a_round_is_made(monkeypatch):
 def test_a_single_thread_needs_one_slot():
     server = streaming(5, max_slots=4)
     push_all(server, range(10), vector)
-    assert (server.version, aggregator_of(server).plane.slots.pools[0].allocated) == (2, 1)
+    assert (server.version, aggregator_of(server).plane.slot_pools[0].allocated) == (2, 1)
 
 
 def test_a_failed_step_with_a_term_for_the_next_one(monkeypatch):

@@ -10,14 +10,16 @@ import numpy as np
 from msgspec import Struct, field
 
 from afflux import ops
-from afflux._engine import Buffer, Pool, PreparedPass
+from afflux._engine import Buffer, Pool, PreparedPass, ingest
 from afflux.aggregation.cache.rows import MemoryRows
 from afflux.aggregation.cache.staging import NewRows
 from afflux.aggregation.plane import Parts, PlaneOptions, RoundPlan, Slot, StoredPlane
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.gpu import device_of
 from afflux.arrays.interop import first_beyond, on_host
-from afflux.arrays.pools import Draft, Slots, Vector, Versions
+from afflux.arrays.pools import Draft, Vector, Versions
+from afflux.ops.errors import AffluxError
+from afflux.ops.units import ITEM_BYTES
 from afflux.rules.rule import Float64
 
 
@@ -65,7 +67,9 @@ class LocalPlane(StoredPlane):
     """The vectors of a server as arrays of one device, which are their own handles."""
 
     versions: Versions
-    slots: Slots
+    #: Pools of the memory of pushed vectors, with their type: buffers of the engine, which NumPy can read (bfloat16 as
+    #: uint16); on a GPU arrays of the device's library.
+    slot_pools: tuple[Any, ...]
 
     def __init__(self, device: Device = HOST, num_threads: int = 1) -> None:
         """Hold nothing yet. `num_threads` are those of sweeps, until `allocate` sets them."""
@@ -82,7 +86,7 @@ class LocalPlane(StoredPlane):
         self.use_versions(None)
         #: The memory into which a sweep writes rule vectors, by name, if it reads vectors that no push has checked.
         self.apart = defaultdict[str, Vector](partial(self.device.empty, self.size, options.dtype))
-        self.slots = Slots(self.size, options.slot_dtype, options.slots, self.device, options.together)
+        self._most_slots, self.slot_pools = options.slots, (self._slot_pool(options.slots),)
         codec, pinned = options.codec, options.rows_on_host
         return None if codec is None else MemoryRows(self.size, codec, self.device, pinned=pinned)
 
@@ -109,16 +113,32 @@ class LocalPlane(StoredPlane):
             return self.versions
         return Versions(self.size, None, dtype=self.options.dtype, memory=memory)
 
+    def _slot_pool(self, limit: int) -> Any:
+        """Return a pool of slots, of which at most `limit` are in use at once; 0: any number."""
+        options = self.options
+        # Callers' vectors are read and slots are written: at most M of both between a push and its round.
+        until_read = min(2 * options.together * self.size * ITEM_BYTES[options.slot_dtype], 2**62)
+        return self.device.pool(self.size, options.slot_dtype, limit, until_read)
+
     def reserve(self, *, counted: bool = True) -> Any:
-        return self.slots.take() if counted else self.slots.take_uncounted()
+        if not counted:
+            return self.device.take(self._slot_pool(0))
+        for pool in self.slot_pools:
+            try:
+                return self.device.take(pool)
+            except AffluxError:
+                continue
+        return None
 
     def grow(self, limit: int) -> tuple[Any, ...]:
-        self.slots.grow(limit)
-        return self.slots.pools if self.device is HOST else ()
+        if limit > self._most_slots:
+            self.slot_pools = (*self.slot_pools, self._slot_pool(limit - self._most_slots))
+            self._most_slots = limit
+        return self.slot_pools if self.device is HOST else ()
 
     @property
     def slots_taken(self) -> int:
-        return self.slots.taken
+        return sum(int(pool.held) for pool in self.slot_pools)
 
     def ingest(
         self,
@@ -128,7 +148,10 @@ class LocalPlane(StoredPlane):
         conversion: ops.Conversion | None = None,
         beside: Any = None,
     ) -> ops.Ingested:
-        return self.device.ingest(parts, vector, num_threads, conversion, beside)
+        # As `ops.ingest`, but without its function calls and without Ingested.__new__, because calls slow pushes of
+        # short vectors.
+        first, squares, low, high = ingest(parts, vector, num_threads, conversion, beside)
+        return tuple.__new__(ops.Ingested, (None if first < 0 else first, squares, low, high))
 
     def first_beyond(self, vector: Any, most: float) -> int | None:
         return first_beyond(vector, most)

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from afflux import ops
-from afflux._engine import Buffer, Pool, RowCheck, ingest
+from afflux._engine import Buffer, Pool
 from afflux.arrays.interop import Array
 
 
 class Device(ABC):
-    """The allocation of vectors (d,) on one device, and the copies between vectors and callers' arrays.
+    """The allocation of vectors (d,) on one device, and copies of them.
 
     A `dtype` is a name; bfloat16 and uint8 are possible. When a method returns, any stream of the GPU may read the
     values that the method has written.
@@ -71,19 +70,6 @@ class Device(ABC):
     def read_only(self, vector: Any) -> Any:
         """Return a read-only view; a copy if the library has no read-only arrays."""
         return self.copy(vector)
-
-    @abstractmethod
-    def ingest(
-        self,
-        parts: "Array | list[Array]",
-        slot: Any,
-        num_threads: int,
-        conversion: ops.Conversion | None = None,
-        beside: RowCheck | None = None,
-    ) -> ops.Ingested:
-        """Copy a caller's arrays into a slot of this device, as `ops.ingest`. A base of the conversion must be on the
-        same device. On the host, `beside` runs in parallel with the copy.
-        """
 
     @abstractmethod
     def wait(self) -> None:
@@ -146,19 +132,6 @@ class Host(Device):
         view = vector.view()
         view.flags.writeable = False
         return view
-
-    def ingest(
-        self,
-        parts: "Array | list[Array]",
-        slot: Any,
-        num_threads: int,
-        conversion: ops.Conversion | None = None,
-        beside: RowCheck | None = None,
-    ) -> ops.Ingested:
-        # As `ops.ingest`, but without its function calls and without Ingested.__new__, because calls slow pushes of
-        # short vectors.
-        first, squares, low, high = ingest(parts, slot, num_threads, conversion, beside)
-        return tuple.__new__(ops.Ingested, (None if first < 0 else first, squares, low, high))
 
     def wait(self) -> None:
         pass

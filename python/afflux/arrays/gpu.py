@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from afflux import ops
-from afflux._engine import RowCheck
 from afflux.arrays.devices import HOST, Device, as_list
 from afflux.arrays.interop import Array, as_torch, gpu_of, is_cupy, is_torch
 from afflux.ops.errors import AffluxError, UnavailableError
@@ -83,16 +82,6 @@ class Gpu(Device):
     @abstractmethod
     def owner(self, array: Array) -> object:
         """Return an object that exists as long as the array's memory is in use."""
-
-    def ingest(
-        self,
-        parts: "Array | list[Array]",
-        slot: Any,
-        num_threads: int,
-        conversion: ops.Conversion | None = None,
-        beside: RowCheck | None = None,
-    ) -> ops.Ingested:
-        return ops.ingest(parts, slot, num_threads=num_threads, conversion=conversion)
 
 
 class Torch(Gpu):

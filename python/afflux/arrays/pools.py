@@ -1,7 +1,6 @@
-"""Pools of reused memory: versions of params, and slots for pushed vectors.
+"""Versions of params, in a pool of reused memory.
 
-Each version has its own buffer, which returns to its pool when the last view of it is dropped. Slots are allocated when
-first needed, up to a limit.
+Each version has its own buffer, which returns to its pool when the last view of it is dropped.
 """
 
 from collections.abc import Callable
@@ -12,7 +11,6 @@ import numpy as np
 from afflux._engine import Buffer
 from afflux.arrays.devices import HOST, Device
 from afflux.ops.errors import AffluxError
-from afflux.ops.units import ITEM_BYTES
 
 #: (d,), a NumPy array, or on a GPU an array of the library of the initial params.
 Vector = Any
@@ -126,47 +124,3 @@ class Draft:
             return self.buffer
         self.buffer.freeze()
         return np.asarray(self.buffer)
-
-
-class Slots:
-    """At most `limit` slots of `size` elements, of which a round reads `together`.
-
-    A slot is the memory of one pushed vector, with its type: a buffer of the engine, which NumPy can read (bfloat16 as
-    uint16); on a GPU an array of the device's library. It is freed when its last reference is dropped.
-    """
-
-    def __init__(self, size: int, dtype: str, limit: int, device: Device = HOST, together: int = 1) -> None:
-        self.size = size
-        self.dtype = dtype
-        self.limit = limit
-        self._device = device
-        # Callers' vectors are read and slots are written: at most M of both between a push and its round.
-        self._until_read = min(2 * together * size * ITEM_BYTES[dtype], 2**62)
-        self.pools: tuple[Any, ...] = (device.pool(size, dtype, limit, until_read=self._until_read),)
-
-    def take(self) -> Any:
-        """Take a slot; None if all are in use."""
-        for pool in self.pools:
-            try:
-                return self._device.take(pool)
-            except AffluxError:
-                continue
-        return None
-
-    def take_uncounted(self) -> Any:
-        """Return a new slot beyond the limit, for a vector that will move to a slot of the limit."""
-        return self._device.take(self._device.pool(self.size, self.dtype, 0, until_read=self._until_read))
-
-    def grow(self, limit: int) -> None:
-        """Raise the limit to `limit` slots, unless it is higher already. `together` does not change: it affects only
-        speed.
-        """
-        if limit > self.limit:
-            pool = self._device.pool(self.size, self.dtype, limit - self.limit, until_read=self._until_read)
-            self.pools = (*self.pools, pool)
-            self.limit = limit
-
-    @property
-    def taken(self) -> int:
-        """The number of slots in use."""
-        return sum(int(pool.held) for pool in self.pools)
