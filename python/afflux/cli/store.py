@@ -14,12 +14,13 @@ from shlex import quote
 from afflux import store
 from afflux.aggregation.reports import DECISIONS
 from afflux.cli.common import Parser, add_command, echo
-from afflux.ops.errors import AffluxError
+from afflux.ops.errors import AffluxError, StoreError
 from afflux.ops.units import in_bytes
-from afflux.ops.validation import brief, printable
+from afflux.ops.validation import brief, plain_id, printable
+from afflux.rules.rule import ClientId
 from afflux.store import Health, Info
-from afflux.store.inspect import clients_named
 from afflux.store.metadata import BACKUP, INDEX
+from afflux.store.reader import StoreReader, locked_reader
 
 INFO_HELP = """Print the facts about a store: clients, rows, version, sizes, health.
 
@@ -181,15 +182,34 @@ def _confirm(question: str) -> bool:
         return False
 
 
-def _ids(path: Path, text: str) -> list[int | str]:
+def _ids(path: Path, text: str) -> list[ClientId]:
     """Return the clients that a line of CSV names."""
     try:
         ((*names,),) = csv.reader([text], skipinitialspace=True, strict=True)
         if names:
-            return clients_named(path, names)
+            with locked_reader(path) as reader:
+                return [_client(reader, name) for name in names]
     except csv.Error:
         pass
     raise AffluxError(f"[export] clients is {brief(text)}, must be ids between commas, quoted as in CSV")
+
+
+def _client(reader: StoreReader, text: str) -> ClientId:
+    """Return the client whose id a text names: a number names the int, or the str if only the str has a row.
+
+    Raises:
+        StoreError: a number names two clients that have a row.
+    """
+    try:
+        number = plain_id(int(text))
+    except ValueError:  # an AffluxError is one
+        return text
+    if text != str(number):  # such as 007
+        return text
+    as_int, as_text = (reader.index.row(client_id) is not None for client_id in (number, text))
+    if as_int and as_text:
+        raise StoreError(f"[export] {text} names an int and a str in {reader.path}: use afflux.store.export")
+    return text if as_text else number
 
 
 def _lines(facts: Info, whole: bool) -> Iterator[tuple[str, str]]:

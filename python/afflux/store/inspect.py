@@ -218,31 +218,6 @@ def _checked_out(out: "str | PathLike[str]") -> Path:
     return out
 
 
-def clients_named(path: "str | PathLike[str]", texts: Iterable[str]) -> list[ClientId]:
-    """Return the clients whose ids these texts name.
-
-    A text that is a number names the int, or the str if only the str has a row.
-
-    Raises:
-        StoreError: there is no store, it is in use, or a number names two clients that have a row.
-    """
-    with locked_reader(path) as store:
-        return [_named(store, text) for text in texts]
-
-
-def _named(store: StoreReader, text: str) -> ClientId:
-    try:
-        number = plain_id(int(text))
-    except ValueError:  # an AffluxError is one
-        return text
-    if text != str(number):  # such as 007
-        return text
-    as_int, as_text = (store.index.row(client_id) is not None for client_id in (number, text))
-    if as_int and as_text:
-        raise StoreError(f"[export] {text} names an int and a str in {store.path}: use afflux.store.export")
-    return text if as_text else number
-
-
 def _place(store: StoreReader, client_id: ClientId) -> tuple[ClientId, Place]:
     client_id = plain_id(client_id, "export")
     place = store.index.row(client_id)
