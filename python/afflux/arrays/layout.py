@@ -393,16 +393,6 @@ class Layout:
             writes += [] if constants is None else constants.writes(leaves)
         return writes
 
-    def _added_buffers(self, base: Float64, delta: Tree) -> Float64:
-        """Return the buffers whose differences from `base` are in a tree."""
-        arrays = {field.name: values for field, values in self._pieces_of(np.zeros(self.size), base)}
-        sums = {}
-        for matcher in (self._buffer_matcher, self._copied_matcher):
-            for name, difference in zip(matcher.names, matcher.find(delta), strict=True):
-                sums[name] = arrays[name] + np.asarray(interop.on_host(difference))
-        copied = {field.name: sums[field.name].astype(arrays[field.name].dtype) for field in self.copied}
-        return self.flatten_buffers({**sums, **copied})
-
     def _constants_of(self, tree: Tree) -> Constants:
         """Return copies of the constants and the local arrays of a tree."""
         fields = (*self.constants, *self.locals)

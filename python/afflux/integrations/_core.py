@@ -305,7 +305,15 @@ class TrainingRun:
             values = np.asarray(on_host(delta.get(field.name, 0)))
             if not ((values == 0) | (values != values)).all():  # infinity minus infinity is NaN
                 raise ValueError(f"{field.name} is a constant, and the reply changes it")
-        return None if base.buffers is None else layout._added_buffers(base.buffers, delta)
+        if base.buffers is None:
+            return None
+        differences = layout.arrays(delta)
+        sums = {
+            field.name: (values + np.asarray(on_host(differences[field.name]))).astype(values.dtype)
+            for field, values in layout._pieces_of(np.zeros(layout.size), base.buffers)
+            if field.role != "trained"
+        }
+        return layout.flatten_buffers(sums)
 
     def fail(self, key: Key, reason: str = "error") -> None:
         """Record that the client has failed, or will never reply."""
