@@ -12,7 +12,7 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.units import ITEM_BYTES, in_bytes
 from afflux.ops.validation import MOST_COUNT, MOST_ELEMENTS, flag, integer
 from afflux.rules.rule import Rule, a_rule
-from afflux.store.metadata import shapes_of
+from afflux.store.shards import shapes_in
 
 
 class Usage(NamedTuple):
@@ -143,8 +143,8 @@ def _disk(rule: Rule, d: int, settings: ServerOptions, clients: int, versions: i
     There is space for so many versions, and for each older one that a `holder` keeps.
     """
     commit_every, codec = settings.commit_every, codec_of(rule, settings.slots_as)
-    facts = {"num_clients": clients, "dtype": settings.dtype, "slot_dtype": settings.slots_as}
-    shapes = shapes_of(rule.rule_vectors, rule.buffer_size, codec, d, **facts, accumulate=settings.accumulate)
+    facts = {"d": d, "num_clients": clients, "dtype": settings.dtype, "slot_dtype": settings.slots_as}
+    shapes = shapes_in(facts, {"accumulate": settings.accumulate}, (), rule.rule_vectors, rule.buffer_size, codec)
     spare = clients if commit_every is None else min(clients, rule.buffer_size * commit_every)
     arrivals = 0 if settings.accumulate else 2 * (rule.buffer_size - 1)
     slots = {"params": versions, "rows": clients + spare, "arrivals": arrivals}

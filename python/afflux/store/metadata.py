@@ -6,7 +6,7 @@ system allows no more threads.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from afflux._engine import ORDER_VERSION
-from afflux.aggregation.checkpoint import STORED
-from afflux.ops.codecs import Codec
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.store.files import LOSS, UnreadableError, read_bytes, reason, write_new
 from afflux.store.lock import LOCK
@@ -261,29 +259,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def shapes_of(
-    rule_vectors: Iterable[str],
-    buffer_size: int,
-    codec: Codec | None,
-    d: int,
-    *,
-    num_clients: int | None,
-    dtype: str,
-    slot_dtype: str,
-    accumulate: bool,
-) -> dict[str, Shape]:
-    """Return the shapes of a store's arrays, by name, for a server with these arguments."""
-    waiting = min(buffer_size, MOST_WAITING)
-    shapes = {
-        "params": shape_of(dtype, d, 4),
-        "arrivals": shape_of(STORED[slot_dtype], d, waiting),
-        **{f"rule_vector.{name}": shape_of(dtype, d, 2) for name in rule_vectors},
-    }
-    if accumulate:
-        shapes["total"] = shape_of("float64", d, 2)
-    if codec is not None:
-        shapes["sum"] = shape_of("float64", d, 2)
-        shapes["rows"] = shape_of(codec.row_dtype, codec.row_size(d), (num_clients or 0) + waiting)
-    return shapes

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from afflux._engine import SUPERBLOCK
+from afflux.aggregation.checkpoint import STORED
 from afflux.aggregation.sharded_plane import parts_of
 from afflux.ops.codecs import Codec
-from afflux.store.metadata import Shape, shapes_of
+from afflux.store.metadata import MOST_WAITING, Shape, shape_of
 from afflux.store.segments import Place
 
 #: The bytes of a checksum.
@@ -54,13 +55,19 @@ def shapes_in(
     codec: Codec | None,
 ) -> dict[str, Shape]:
     """Return the shapes of the arrays of a store with these facts, by folder."""
-    server_facts = {name: server[name] for name in ("num_clients", "dtype", "slot_dtype")}
-    vectors = rule_vectors, buffer_size, codec
-    return {
-        f"{part.folder}{name}": shape
-        for part in stored_parts(server["d"], cuts)
-        for name, shape in shapes_of(*vectors, part.size, **server_facts, accumulate=options["accumulate"]).items()
-    }
+    dtype, waiting = server["dtype"], min(buffer_size, MOST_WAITING)
+    shapes = dict[str, Shape]()
+    for folder, _, size, *_ in stored_parts(server["d"], cuts):
+        shapes[f"{folder}params"] = shape_of(dtype, size, 4)
+        shapes[f"{folder}arrivals"] = shape_of(STORED[server["slot_dtype"]], size, waiting)
+        shapes |= {f"{folder}rule_vector.{name}": shape_of(dtype, size, 2) for name in rule_vectors}
+        if options["accumulate"]:
+            shapes[f"{folder}total"] = shape_of("float64", size, 2)
+        if codec is not None:
+            rows = (server["num_clients"] or 0) + waiting
+            shapes[f"{folder}sum"] = shape_of("float64", size, 2)
+            shapes[f"{folder}rows"] = shape_of(codec.row_dtype, codec.row_size(size), rows)
+    return shapes
 
 
 def parts_in(facts: Mapping[str, Any]) -> list[StoredPart]:
