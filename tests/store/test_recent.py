@@ -13,10 +13,11 @@ from afflux.store import check
 from afflux.store.commits import Transaction
 from afflux.store.index import Index, RecentPlaces
 from afflux.store.index_entries import ListUpdate
+from afflux.store.schema import make_index
 from afflux.store.segments import Place
 from conftest import raising
 
-FACTS = {"order_version": 1}
+FACTS = {"order_version": 1, "server": {}}
 
 
 def place(slot, rank=0):
@@ -31,7 +32,7 @@ def transaction(rows, **others):
 @pytest.fixture
 def index(tmp_path):
     path = tmp_path / "index.sqlite"
-    Index.make(path, FACTS)
+    make_index(path, FACTS)
     with closing(Index(path)) as index:
         yield index
 

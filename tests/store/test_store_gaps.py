@@ -70,7 +70,7 @@ def test_a_row_that_cannot_be_read_has_not_joined(path):
     "where",
     [
         "afflux.store.creation.make_arrays",
-        "afflux.store.creation.Index.make",
+        "afflux.store.creation.make_index",
         "afflux.store.creation.sync",
         "afflux.store.store.Index",
         "afflux.store.index.Index.facts",

@@ -18,9 +18,9 @@ from afflux.ops.validation import brief
 from afflux.rules.rule import Rule
 from afflux.store.constants_file import write_constants
 from afflux.store.files import reason, try_open_files
-from afflux.store.index import Index
 from afflux.store.lock import LOCK, locked
 from afflux.store.metadata import INDEX, NAME, make_arrays, sync
+from afflux.store.schema import make_index
 from afflux.store.shards import shapes_in
 from afflux.store.stored_rule import warn_of_own_parts
 
@@ -69,7 +69,7 @@ def create_store(
                 make_arrays(path, shapes)
                 if constants.size:
                     write_constants(path, constants)
-                Index.make(path / INDEX, facts)
+                make_index(path / INDEX, facts)
                 for folder in (path, path.parent):
                     sync(folder)
             except BaseException:

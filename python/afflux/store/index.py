@@ -24,13 +24,10 @@ from afflux.ops.validation import plain_id
 from afflux.rules.rule import ClientId
 from afflux.store.commits import LISTS, Commits, Transaction
 from afflux.store.files import LOSS, reason
-from afflux.store.index_entries import StoredArrival, crc_of, fact_entries, key_of, list_entry, record_of, row_of
+from afflux.store.index_entries import StoredArrival, crc_of, key_of, list_entry, record_of, row_of
 from afflux.store.metadata import BACKUP, DAMAGED
 from afflux.store.schema import (
-    FORMAT,
-    FORMAT_OF_SHARDS,
     connect,
-    make_file,
     refuse_other_schema,
     refuse_rollback_journal,
     sqlite_reason,
@@ -136,7 +133,7 @@ class Index:
     """The file `index.sqlite` of a store. One thread at a time commits; any thread may read."""
 
     def __init__(self, path: Path, *, read_only: bool = False, alone: bool = False) -> None:
-        """Open a file that `make` has made.
+        """Open a file that `make_index` has made.
 
         Args:
             path: the path of the file.
@@ -171,11 +168,6 @@ class Index:
         self._read_only = read_only
         self._recent = RecentPlaces()
         self._commits = Commits(self._writer)
-
-    @staticmethod
-    def make(path: Path, facts: Mapping[str, Any]) -> None:
-        """Make a new file without a commit. The file gets its name when it is complete."""
-        make_file(path, fact_entries(facts), FORMAT_OF_SHARDS if "cuts" in facts.get("server", ()) else FORMAT)
 
     def sync_commits(self, power: bool) -> None:
         """Set whether later commits are on the disk itself when `commit` returns: they are with `power`."""

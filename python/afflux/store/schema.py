@@ -3,12 +3,14 @@
 import mmap
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from afflux.ops.errors import StoreError
 from afflux.store.files import PLAIN, opened, reason, try_open_files
+from afflux.store.index_entries import fact_entries
 from afflux.store.lock import lacks
 from afflux.store.metadata import METADATA
 
@@ -38,20 +40,20 @@ _OPEN_FILES = 6
 _STATEMENTS = tuple(statement.strip() for statement in _SCHEMA.split(";") if statement.strip())
 
 
-def make_file(path: Path, facts: Iterable[tuple[str, str]], version: int) -> None:
-    """Make an index of this format, without a commit. The file gets its name when it is complete.
+def make_index(path: Path, facts: Mapping[str, Any]) -> None:
+    """Make the index of a new store with these facts, without a commit. The file gets its name when it is complete.
 
     Raises:
         StoreError: the file cannot be made.
     """
-    new = path.with_name(path.name + ".new")
+    new, version = path.with_name(path.name + ".new"), FORMAT_OF_SHARDS if "cuts" in facts["server"] else FORMAT
     try:
         with closing(sqlite3.connect(new, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")  # see refuse_rollback_journal
             connection.execute("BEGIN IMMEDIATE")
             for statement in _STATEMENTS:
                 connection.execute(statement)
-            connection.executemany("INSERT INTO facts VALUES (?, ?)", facts)
+            connection.executemany("INSERT INTO facts VALUES (?, ?)", fact_entries(facts))
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute(f"PRAGMA user_version = {version}")
             connection.execute("COMMIT")
