@@ -25,7 +25,7 @@ namespace {
 struct Attributes {
   Attribute params{"params"}, out{"out"}, combine{"combine"}, calibrate{"calibrate"}, step{"step"}, states{"states"},
       states_out{"states_out"}, rule_vectors{"rule_vectors"};
-  Attribute updates{"updates"}, weights{"weights"}, params_weight{"params_weight"}, most{"most"};
+  Attribute updates{"updates"}, weights{"weights"}, params_weight{"params_weight"}, most{"most"}, trim{"trim"};
   Attribute kind{"kind"}, sum{"sum"}, sum_out{"sum_out"}, num_clients{"num_clients"}, rows{"rows"},
       new_rows{"new_rows"}, codec{"codec"}, name{"name"}, facts{"facts"}, quantize_direction{"quantize_direction"},
       factor{"factor"};
@@ -187,7 +187,7 @@ class PassArrays {
     pass_.params = params_.view();
     pass_.out = out_.view();
     pass_.combine = {updates_.list(), weights_.list(), of.params_weight.number_of(combine_),
-                     of.most.number_of(combine_)};
+                     of.most.number_of(combine_), of.trim.number_of(combine_)};
     pass_.most = of.most.number_of(round);
     if (!calibrate.is_none()) {
       const bool any = pass_.combine.updates.size > 0;

@@ -54,6 +54,17 @@ void check_most(check::Name name, double most) {
   if (!(most > 0.0)) check::fail("apply", name.str() + " is " + std::to_string(most) + ", must be greater than 0");
 }
 
+void check_trim(const Pass& pass) {
+  const Combine& stage = pass.combine;
+  if (!(stage.trim >= 0.0 && stage.trim <= 0.5))
+    check::fail("apply", "trim is " + std::to_string(stage.trim) + ", must be from 0 to 0.5");
+  if (stage.trim == 0.0) return;
+  if (pass.calibrate.kind != Calibration::none) check::fail("apply", "trim does not go with cached rows");
+  for (std::int64_t i = 0; i < stage.weights.size; ++i)
+    if (stage.weights.data[i] < 0.0)
+      check::fail("apply", check::Name("weights", i).str() + " is negative, which does not go with trim");
+}
+
 void check_combine(const Pass& pass, check::Overlaps& overlaps) {
   const Combine& stage = pass.combine;
   check::list("apply", "updates", stage.updates);
@@ -70,6 +81,7 @@ void check_combine(const Pass& pass, check::Overlaps& overlaps) {
     check::read("apply", name, update, pass.params.size, overlaps, check::PartTypes::any);
   }
   check_most("combine.most", stage.most);
+  check_trim(pass);
   const bool alone = pass.calibrate.kind == Calibration::none && pass.rule_vectors.vectors.size == 0;
   if (stage.most != kNoLimit && !alone && pass.out.device.kind == DeviceKind::cuda)
     throw Unavailable("[apply] combine.most on a GPU is for rounds without cached rows and without rule vectors");
@@ -227,12 +239,18 @@ void check_flat(const Pass& pass) {
     check({"rule_vectors.vectors", i}, pass.rule_vectors.outs.data[i]);
 }
 
+using Work = std::vector<double>;  // the scratch memory of a trimmed mean
+
 bool sweep(const Pass& pass, CutPass* cut, const std::vector<RowHeads>& heads, const MemoryUse& memory, int threads,
-           Checksums* checksums) {
+           Checksums* checksums, PerThread<Work>* works) {
   const auto kernel = kernels().apply;
   std::atomic<bool> sound{true};
+  const auto with_work = [&](const Pass& of_chunk, std::int64_t begin, std::int64_t end, double* work) {
+    if (!kernel(of_chunk, heads.data(), memory, begin, end, work)) sound.store(false, std::memory_order_relaxed);
+  };
   const auto chunk = [&](const Pass& of_chunk, std::int64_t begin, std::int64_t end) {
-    if (!kernel(of_chunk, heads.data(), memory, begin, end)) sound.store(false, std::memory_order_relaxed);
+    if (works == nullptr) return with_work(of_chunk, begin, end, nullptr);
+    works->with([&](Work& work) { with_work(of_chunk, begin, end, work.data()); });
   };
   const auto piece = [&](std::int64_t begin, std::int64_t end) {
     cut == nullptr ? chunk(pass, begin, end) : cut->each_chunk(begin, end, chunk);
@@ -281,8 +299,13 @@ bool apply(const Pass& pass, int num_threads, bool dry, Checksums* checksums) {
     if (checksums != nullptr) check_flat(all);
     cut.emplace(all, *overlaps.parts(), threads);
   }
+  std::optional<PerThread<Work>> works;
+  if (pass.combine.trim > 0.0)
+    works.emplace(threads, [&] {
+      return std::make_unique<Work>(static_cast<std::size_t>(trim_work(pass.combine.updates.size)));
+    });
   rows::finish(written, codec, pass.params.size, device);  // the old heads were already read
-  return sweep(all, cut ? &*cut : nullptr, heads, memory, threads, checksums);
+  return sweep(all, cut ? &*cut : nullptr, heads, memory, threads, checksums, works ? &*works : nullptr);
 }
 
 }  // namespace afflux

@@ -61,6 +61,12 @@ AFFLUX_FN std::int64_t inner_work(std::int64_t vectors) {
   return (vectors + 1) * kInnerTile + (2 * vectors + 1) * kLanes + 8;
 }
 
+// The number of elements of each update that are sorted at once for a trimmed mean (cpu/trim.hpp): two cache lines.
+constexpr int kTrimRun = 32;
+// Returns the size of the scratch memory of a trimmed mean in float64: runs of values and of masses, the mass of each
+// update, and up to a cache line for the alignment.
+AFFLUX_FN std::int64_t trim_work(std::int64_t updates) { return updates * (2 * kTrimRun + 1) + 8; }
+
 // The fields of a row's head besides its codec and size.
 struct RowHead {
   std::uint64_t key;
@@ -100,7 +106,9 @@ struct Kernels {
                 double* sums);
   // Returns true if all written values are valid (see afflux::apply). `heads` has one item for each arrival if rows
   // have heads; the sweep neither reads nor writes the heads in the rows. All outs and the limit of the pass are set.
-  bool (*apply)(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, std::int64_t begin, std::int64_t end);
+  // `work` is trim_work(M) doubles, finite ones, if updates are trimmed.
+  bool (*apply)(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, std::int64_t begin, std::int64_t end,
+                double* work);
   void (*encode)(Codec codec, const RowHead& head, const void* vector, unsigned char* row, std::int64_t begin,
                  std::int64_t end);
   void (*decode)(Codec codec, const RowHead& head, const unsigned char* row, void* vector, std::int64_t begin,

@@ -41,6 +41,7 @@ AFFLUX_SAME(afflux_codec, Codec);
 AFFLUX_SAME(afflux_row_facts, RowFacts);
 AFFLUX_SAME(afflux_combine, Combine);
 AFFLUX_AT(afflux_combine, Combine, params_weight);
+AFFLUX_AT(afflux_combine, Combine, trim);
 AFFLUX_SAME(afflux_calibrate, Calibrate);
 AFFLUX_AT(afflux_calibrate, Calibrate, sum);
 AFFLUX_AT(afflux_calibrate, Calibrate, new_rows);

@@ -8,6 +8,7 @@
 #include "cpu/kernels.hpp"
 #include "cpu/rule_vectors.hpp"
 #include "cpu/step.hpp"
+#include "cpu/trim.hpp"
 
 namespace afflux::AFFLUX_ISA {
 namespace {
@@ -39,8 +40,11 @@ AFFLUX_FN void calibrate(const Pass& pass, const RowHeads* heads, const MemoryUs
 
 // Adds the updates' part of the direction to v. T is the type of the updates.
 template <class T>
-AFFLUX_FN void direction(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, Tile tile, double* v) {
-  if (pass.calibrate.kind == Calibration::none)
+AFFLUX_FN void direction(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, Tile tile, double* v,
+                         double* work) {
+  if (pass.combine.trim > 0.0)
+    add_trimmed<T>(pass.combine, work, tile, v);
+  else if (pass.calibrate.kind == Calibration::none)
     combine<T>(pass.combine.updates, pass.combine.weights.data, tile, v);
   else
     calibrate<T>(pass, heads, memory, tile, v);
@@ -82,11 +86,11 @@ AFFLUX_FN std::int64_t tiles_ahead(const Pass& pass, Type updates, std::int64_t 
 }
 
 AFFLUX_FN bool apply_tiled(const Pass& pass, Type updates, const RowHeads* heads, const MemoryUse& memory,
-                           std::int64_t begin, std::int64_t end) {
+                           std::int64_t begin, std::int64_t end, double* work) {
   const bool wide = pass.params.type == Type::float64;
   const std::int64_t ahead = tiles_ahead(pass, updates, memory.prefetch);
   const bool renews = pass.rule_vectors.next.size > 0;
-  const bool together = renews && pass.calibrate.kind == Calibration::none;
+  const bool together = renews && pass.calibrate.kind == Calibration::none && pass.combine.trim == 0.0;
   const bool from_zero = starts_from_zero(pass);
   const std::int64_t size = tile_size(pass);
   alignas(64) double v[kLongTile];
@@ -95,7 +99,8 @@ AFFLUX_FN bool apply_tiled(const Pass& pass, Type updates, const RowHeads* heads
     if (end - tile.begin < size) tile.size = end - tile.begin;
     if (!from_zero) wide ? start<double>(pass, tile, v) : start<float>(pass, tile, v);
     if (!together)
-      with_type(updates, [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, heads, memory, tile, v); });
+      with_type(updates,
+                [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, heads, memory, tile, v, work); });
     // renew() has memory for a short tile only. Long tiles exist only with rotated rows here, for which `together` is
     // false.
     for (Tile part{tile.begin, kTile, ahead}; renews && part.begin < tile.begin + tile.size; part.begin += kTile) {
@@ -111,14 +116,15 @@ AFFLUX_FN bool apply_tiled(const Pass& pass, Type updates, const RowHeads* heads
 
 }  // namespace
 
-bool apply(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, std::int64_t begin, std::int64_t end) {
+bool apply(const Pass& pass, const RowHeads* heads, const MemoryUse& memory, std::int64_t begin, std::int64_t end,
+           double* work) {
   const List<View<const void>>& all = pass.combine.updates;
   const Type updates = all.size > 0 ? all.data[0].type : Type::float32;
   const bool some_fused = memory.fused && can_fuse(pass, updates);
   const std::int64_t middle = some_fused ? end - (end - begin) % simd::kWide : begin;
   bool sound = true;
   if (some_fused) sound = apply_fused(pass, updates, memory, begin, middle);
-  return apply_tiled(pass, updates, heads, memory, middle, end) && sound;
+  return apply_tiled(pass, updates, heads, memory, middle, end, work) && sound;
 }
 
 }  // namespace afflux::AFFLUX_ISA

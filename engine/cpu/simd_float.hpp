@@ -36,7 +36,7 @@ AFFLUX_FN Words count_up() {
 // Return x < acc ? x : acc and acc < x ? x : acc, like formula::lesser and formula::greater.
 AFFLUX_FN Floats lesser(Floats acc, Floats x) {
 #if defined(__AVX512F__)
-  return (Floats)_mm512_min_ps((__m512)x, (__m512)acc);
+  return (Floats)_mm512_mask_min_ps((__m512)x, 0xFFFF, (__m512)x, (__m512)acc);
 #elif defined(__AVX__)
   return (Floats)_mm256_min_ps((__m256)x, (__m256)acc);
 #elif defined(__SSE2__)
@@ -47,7 +47,7 @@ AFFLUX_FN Floats lesser(Floats acc, Floats x) {
 }
 AFFLUX_FN Floats greater(Floats acc, Floats x) {
 #if defined(__AVX512F__)
-  return (Floats)_mm512_max_ps((__m512)x, (__m512)acc);
+  return (Floats)_mm512_mask_max_ps((__m512)x, 0xFFFF, (__m512)x, (__m512)acc);
 #elif defined(__AVX__)
   return (Floats)_mm256_max_ps((__m256)x, (__m256)acc);
 #elif defined(__SSE2__)

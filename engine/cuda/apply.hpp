@@ -5,6 +5,7 @@
 #include "cuda/codec.hpp"
 #include "cuda/heads.hpp"
 #include "cuda/sum.hpp"
+#include "cuda/trim.hpp"
 
 namespace afflux::cuda {
 
@@ -80,6 +81,15 @@ void with_update_type(const Combine& combine, const Body& body) {
 // P: the type of params.
 template <class Executor, class P>
 bool apply_params(Executor& executor, const Pass& pass, const RowHeads* heads, const NewHeads& renewed) {
+  if (pass.combine.trim > 0.0) {
+    const StagedPass staged(executor, pass, heads);
+    const TrimmedTerms terms = trimmed_terms(executor, pass.combine);
+    with_update_type(pass.combine, [&](auto u) {
+      using Body = TrimmedBody<P, decltype(u)>;
+      executor.run((pass.params.size + Body::kTile - 1) / Body::kTile, Body{staged.sweep(), terms});
+    });
+    return executor.flag_holds();
+  }
   if (const std::optional<Sum> sum = sum_of(pass)) {
     const bool aligned = is_aligned(pass);
     std::int32_t* const sound = executor.flag();

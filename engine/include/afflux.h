@@ -154,6 +154,7 @@ typedef struct {
   afflux_numbers weights;
   double params_weight;
   double most; /* the largest valid absolute value; infinity: no limit */
+  double trim; /* the share of the weights that is cut at both ends, element by element; 0: none */
 } afflux_combine;
 
 /* Stage 2: the cached rows of clients. */

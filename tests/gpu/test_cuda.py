@@ -444,6 +444,31 @@ def test_apply_with_one_rule_vector(count, becomes, kind):
 
 
 @needs_device
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("count", [0, 1, 10, 70])
+def test_apply_of_a_trimmed_mean(count, kind):
+    """With and without rule vectors, whose new values are untrimmed; many values are equal."""
+    rng = np.random.default_rng(count)
+    for at, (step, states) in enumerate((("sgd", 0), ("momentum", 1), ("adam", 2), ("assign", 0))):
+        size, wide, shift = SIZES[1 + at], ("float32", "float64")[at % 2], at // 2
+        arrays = {name: (np.abs(made(rng, size, wide, shift)), wide) for name in ("params", "out", "held", "m", "v")}
+        arrays |= {f"update{k}": (np.round(made(rng, size, kind, shift), k % 3), kind) for k in range(count)}
+        weights = rng.integers(0, 4, count) / 5 if at % 2 else np.ones(count)
+        mine = {name: host(array, type) for name, (array, type) in arrays.items()}
+        theirs = {name: put(array, type) for name, (array, type) in arrays.items()}
+        for memory, place in ((mine, on_host), (theirs, nullcontext)):
+            updates, held = [memory[f"update{k}"] for k in range(count)], None
+            if at > 1:
+                held = ops.RuleVectors([memory["held"]], np.array([0.3]), np.full((1, 1 + count), 0.1))
+            kind_of, kept = ops.Step(step, 0.1, 0.9, 0.99, 1e-3), [memory[name] for name in ("m", "v")[:states]]
+            combine = ops.Combine(updates, weights, 0.7 * (at % 2), trim=(0.2, 0.5, 0.1, 1 / 7)[at])
+            with place():
+                ops.apply(ops.Pass(memory["params"], memory["out"], combine, None, kind_of, kept, held))
+        for name, (array, _) in arrays.items():
+            assert bits(get(theirs[name], array.dtype)) == bits(np.asarray(mine[name])), name
+
+
+@needs_device
 @pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
 def test_apply_tells_whether_the_direction_was_finite(value):
     update, done = np.ones(5000, np.float32), []

@@ -91,9 +91,51 @@ def weighted(coefficients, vectors, start=0.0):
     return start
 
 
-def direction(params, updates, weights, params_weight=0.0, memory=((), ()), cache=None):
+def kept_masses(weights, trim):
+    """What is kept of sorted values, in whole units of the sum of these positive weights / 2^28: a function of the
+    masses (M, d) in the order of the values.
+    """
+    units = [int(np.floor(w / ordered_sum(weights) * 2**28 + 0.5)) for w in weights]
+    total, count = sum(units), len(units)
+    low = int(np.floor(trim * total + 0.5))
+    nearest = low + count - 1  # a rest below M units counts as cut
+    if total - 2 * low < 2 * count:  # the two medians: a boundary within M / 2 of the middle is in the middle
+        low, nearest = 0, (total - count) // 2
+
+    def kept(masses):
+        ends = np.cumsum(masses, axis=0)
+        ends = np.where(ends >= total - nearest, total - low, np.where(ends <= nearest, low, ends))
+        return np.diff(ends, axis=0, prepend=low)
+
+    return units, kept
+
+
+def trimmed(updates, weights, trim):
+    """W times the weighted trimmed mean of each element, W the sum of the weights."""
+    pairs = [(f64(u), w) for u, w in zip(updates, weights, strict=True) if w != 0]
+    if not pairs:
+        return 0.0
+    vectors, positive = np.array([u for u, _ in pairs]), [w for _, w in pairs]
+    units, kept = kept_masses(positive, trim)
+    masses = np.array(units)[:, None]
+    order = np.lexsort((np.copysign(masses, vectors), vectors), axis=0)
+    masses = kept(np.take_along_axis(np.broadcast_to(masses, vectors.shape), order, axis=0))
+    total = weighted_rows(masses, np.take_along_axis(vectors, order, axis=0))
+    return ordered_sum(weights) * (total / masses.sum(axis=0))
+
+
+def weighted_rows(masses, vectors):
+    total = np.zeros(vectors.shape[1])
+    for mass, vector in zip(masses, vectors, strict=True):
+        total = total + mass * vector
+    return total
+
+
+def direction(params, updates, weights, params_weight=0.0, memory=((), ()), cache=None, trim=0.0):
     """v and, with a cache, its new sum; memory: (vectors, weights), cache: (kind, sum, N, rows, replaced, factor)."""
     v = weighted([params_weight, *memory[1]], [params, *memory[0]], np.zeros(len(params)))
+    if trim:
+        return v + trimmed(updates, weights, trim), None
     if cache is None:
         return weighted(weights, updates, v), None
     kind, old_sum, num_clients, rows, replaced, factor = cache

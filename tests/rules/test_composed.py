@@ -43,6 +43,8 @@ WEIGH = {
     "distance": DistanceTest(5.0),
     "trust": TrustScores(),
     "krum": Krum(0, 2),
+    "trimmed": weights.Trimmed(weights.Examples(), 0.2),
+    "median": weights.Trimmed(CosineSelection(clip=5.0, memory="aggregate", stage_two_version=1), 0.5),
 }
 CALIBRATE = {"none": NONE, "difference": CACHED_DIFFERENCE, "mean": CACHED_MEAN, "seen": CACHED_MEAN_OF_SEEN}
 LR = {"number": 0.25, "delay": schedules.DelayAdaptive(0.5, 0), "minimum": schedules.MinimumStaleness(0.25),
@@ -79,7 +81,8 @@ def composed(rule, calibrate, stepper, before, buffer, report):
     mixed = np.array(said.rule_vectors or [0.0] * len(held))
     if calibrate != "none" and report.weights.tolist() != said.vectors.tolist():
         mixed = mixed / oracle.ordered_sum(said.vectors.tolist())  # normalised together with the arrivals' weights
-    v, new_sum = oracle.direction(before["params"], vectors, report.weights, against, (held, mixed), cache)
+    memory = (held, mixed)
+    v, new_sum = oracle.direction(before["params"], vectors, report.weights, against, memory, cache, said.trim)
     lr = -report.server_lr if rule.kind == "gradient" else report.server_lr
     kept = [before["rule_vectors"][name] for name in rule.states]
     params, *moments = oracle.step(stepper, before["params"], v, kept, lr, *numbers(rule.step))
@@ -119,6 +122,8 @@ def test_every_composition(weigher, dtype, rng):
         needs = getattr(WEIGH[weigher], "needs", Needs())
         if kind == "model" and (calibrate != "none" or needs.products or needs.rule_vectors):
             continue  # refused: see test_models_have_no_memory
+        if needs.trim and calibrate != "none":
+            continue  # refused, too
         law = next(laws)
         rule = Rule("own", kind, BUFFER, Recorded(WEIGH[weigher]), CALIBRATE[calibrate], STEP[stepper](LR[law]))
         server = Server(rule, rng.standard_normal(SIZE).astype(dtype), num_clients=CLIENTS, dtype=dtype)

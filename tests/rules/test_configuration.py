@@ -35,7 +35,7 @@ from afflux.rules.rule import Calibrate, Needs
 from afflux.rules.schedules import ByVersion, DelayAdaptive, MinimumStaleness
 from afflux.rules.specs import RuleSpec
 from afflux.rules.staleness import Constant, Exponential, Hinge, Inverse, Polynomial
-from afflux.rules.weights import Examples, Given, Staleness, Uniform
+from afflux.rules.weights import Examples, Given, Staleness, Trimmed, Uniform
 from conftest import check_error, check_raises
 from garbage import DEEP, JSON, nested
 from variants import VARIANTS, Mine
@@ -47,7 +47,7 @@ NAMES = {
     "rule": ["rule"],
     "weigh": [
         "cosine_selection", "distance_test", "examples", "given", "gradient_scheduling", "krum", "score_test",
-        "staleness", "trust_scores", "uniform", "version_means",
+        "staleness", "trimmed", "trust_scores", "uniform", "version_means",
     ],
     "calibrate": ["calibrate"],
     "step": sorted(STEP_KINDS.keys() - {"assign", "nesterov"}),  # an option of momentum
@@ -193,6 +193,7 @@ WEIGH = {
     "krum": st.builds(Krum, st.integers(0, 2**53), st.integers(1, 2**53)),
     "trust_scores": st.builds(TrustScores),
 }
+WEIGH["trimmed"] = st.builds(Trimmed, st.one_of(*WEIGH.values()), st.floats(0, 0.5))
 OF_STEPS = {"lr": RATES, "epsilon": POSITIVE, "initial_v": NOT_NEGATIVE, "bias_correction": st.booleans()}
 OF_STEPS["nesterov"] = st.booleans()
 STEPS = {
@@ -212,7 +213,8 @@ ROWS = st.one_of(
 
 def rules_of(weigh=st.one_of(*WEIGH.values()), step=st.one_of(*STEPS.values())):  # noqa: B008
     kind = st.sampled_from(["update", "gradient"])
-    return st.builds(Rule, st.text(max_size=5), kind, st.integers(1, 2**53), weigh, ROWS, step)
+    rest = st.tuples(st.text(max_size=5), kind, st.integers(1, 2**53), weigh, ROWS, step)
+    return rest.filter(lambda of: not (isinstance(of[3], Trimmed) and of[4].cached)).map(lambda of: Rule(*of))
 
 
 #: Rules with a part, by the part's name.

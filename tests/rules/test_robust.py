@@ -41,13 +41,19 @@ ROBUST = {
     "multi_krum": rules.multi_krum(buffer_size=M, byzantine=2, server_lr=0.5),
     "fltrust": rules.fltrust(buffer_size=M, server_lr=0.5),
     "aflguard": rules.aflguard(server_lr=0.2),
+    "fedmedian": rules.fedmedian(buffer_size=M, server_lr=0.5),
+    "fedtrimmedavg": rules.fedtrimmedavg(buffer_size=M, trim=0.2, server_lr=0.5),
 }
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("name", ROBUST)
 def test_two_hostile_clients_of_ten_do_not_move_a_robust_rule(name, attack):
-    """It ends within 1.2 times its error without hostile clients; the mean does not."""
+    """It ends within 1.2 times its error without hostile clients; the mean does not.
+
+    Of the rules that sort each element it is 2.5 times: two values at one end move the middle by a part of the spread
+    of the honest clients' optima, which the other rules' selected means keep.
+    """
     honest, attacked, mean = (
         distance_after(rule, np.random.default_rng(3), hostile, ATTACKS[attack])
         for rule, hostile in (
@@ -56,7 +62,7 @@ def test_two_hostile_clients_of_ten_do_not_move_a_robust_rule(name, attack):
             (rules.fedbuff(buffer_size=M, server_lr=0.5, staleness=rules.staleness.Constant()), 2),
         )
     )
-    assert attacked <= 1.2 * honest
+    assert attacked <= (2.5 if ROBUST[name].needs.trim else 1.2) * honest
     assert mean > 2 * attacked
 
 

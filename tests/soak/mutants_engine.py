@@ -5,6 +5,17 @@ test_unflatten.py
 unflatten: arrays may share memory
 -  overlaps.refuse("unflatten");
 
+test_trim.py
+trim: a rest below M units is kept
+-below = low + count - 1;
++below = low;
+trim: a half is the upper median
+-low = 0, below = (total - count) / 2;
++low = 0, below = total / 2;
+trim: equal values are in any order
+-(y < x) | ((y == x) & (w < v))
++y < x
+
 test_layout_errors.py
 unflatten: an integer may be one too large
 -if (!(value >= low && value < past))
@@ -62,8 +73,8 @@ fused: the mean comes before the rows
 -    return
 +    return
 fused: what is left over is forgotten
--  return apply_tiled(pass, updates, heads, memory, middle, end) && sound;
-+  return (some_fused || apply_tiled(pass, updates, heads, memory, middle, end)) && sound;
+-  return apply_tiled(pass, updates, heads, memory, middle, end, work) && sound;
++  return (some_fused || apply_tiled(pass, updates, heads, memory, middle, end, work)) && sound;
 step: epsilon under the root's scale
 -(root * lanes.fill(step.root_scale) + lanes.fill(step.epsilon))
 +((root + lanes.fill(step.epsilon)) * lanes.fill(step.root_scale))

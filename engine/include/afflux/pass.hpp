@@ -15,6 +15,12 @@ constexpr double kNoLimit = __builtin_inf();
 //       + sum_i weights[i] * updates[i]
 // in float64, added in this order. The updates are all float32, all float64 or all bfloat16, each of the size of
 // params; there is one finite weight for each. A vector whose weight is 0 is not read.
+//
+// With a `trim` greater than 0, at most 0.5, the updates' part is W times their weighted trimmed mean instead, element
+// by element, where W is the sum of the weights, none of which is negative: the M updates that have a weight are sorted
+// by value, a share `trim` of the weights is cut at both ends, and the rest is averaged; 0.5 is the mean of lower and
+// upper median. Weights count in units of W / 2^28, and a rest below M units counts as cut (formula/trim.hpp). Not with
+// cached rows. The new rule vectors are those of untrimmed updates.
 struct Combine {
   List<View<const void>> updates{};
   List<double> weights{};
@@ -22,6 +28,7 @@ struct Combine {
   // The largest valid absolute value in the updates that the sweep reads (for the direction, a row or a rule vector),
   // if they were not checked before. On a GPU only without cached rows and rule vectors.
   double most = kNoLimit;
+  double trim = 0.0;
 };
 
 constexpr std::int64_t kMostRuleVectors = 4;

@@ -396,6 +396,8 @@ def known_on_arrival(rule: Rule) -> OnArrival:
         why = f"{rule.name}'s come from the inner products of a full buffer"
     elif needs.rule_vectors:
         why = f"{rule.name} replaces its rule vectors ({', '.join(needs.rule_vectors)}) by the vectors of a full buffer"
+    elif needs.trim:
+        why = f"{rule.name} sorts the vectors of a full buffer"
     elif not isinstance(weigh, OnArrival):
         why = f"{rule.name}'s come from {weigh!r}, which has no on_arrival and factor"
     else:
@@ -409,6 +411,8 @@ def why_unclipped(rule: Rule, *, accumulate: bool) -> str | None:
         return f"{rule.name} takes models, whose norms do not measure a change; it clips updates and gradients"
     if rule.calibrate.cached:
         return f"{rule.name} caches rows, and a factor on the weight does not bound a row: use max_norm"
+    if rule.needs.trim:
+        return f"{rule.name} cuts large and small values by their shares of the weights: use max_norm"
     if accumulate:
         return "accumulate=True adds an arrival up before the median of its buffer is known"
     return None

@@ -56,6 +56,7 @@ class RoundPlan(Struct, frozen=True, eq=False):
     states: Sequence[str]  #: the names of the vectors of the step
     rows: RowPlan | None
     most: float  #: the largest magnitude of an element of the slots, if no push has checked some of them; else inf
+    trim: float = 0.0  #: see `Weights.trim`
 
 
 class Prepared(Protocol):

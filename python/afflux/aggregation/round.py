@@ -154,7 +154,8 @@ def decide_round(rule: Rule, before: RoundStart, waiting: list[PendingArrival], 
         rows, moves = before.rows.plan(rule.calibrate, arrivals.client_ids, accepted(weights), version, extremes)
     unchecked = any([norm != norm for norm in arrivals.measured_norms.tolist()])
     base, most = params_weight(rule.kind, weights), before.limits.max_abs if unchecked else inf
-    plan = RoundPlan(version, slots, factors, base, step, names, weights.rule_vectors, weights.next, states, rows, most)
+    vector_weights, trim = weights.rule_vectors, weights.trim
+    plan = RoundPlan(version, slots, factors, base, step, names, vector_weights, weights.next, states, rows, most, trim)
     scalars = before.scalars if weights.scalars is None else weights.scalars
     report = Report(
         version - weights.skip,
@@ -241,5 +242,7 @@ def _buffers_of(
     if current is None:
         return None
     lr = step.lr if step.kind == "sgd" else 1.0  # no optimizer changes buffers
-    vectors = [w.buffers for w in ordered]
-    return mixed_buffers(rule.kind, current, vectors, weights.vectors, accepted(weights), lr, before.averaged)
+    vectors, averaged = [w.buffers for w in ordered], before.averaged
+    return mixed_buffers(
+        rule.kind, current, vectors, weights.vectors, accepted(weights), lr, averaged, trim=weights.trim
+    )

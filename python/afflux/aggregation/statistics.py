@@ -3,7 +3,8 @@
     s' = sum_i c_i s_i,  c_i = w_i / W,  W = sum_i w_i             rules that take updates or gradients
     s' = sum_i c_i s_i + c_0 s,  c_i = min(lr, 1 / W) w_i,  c_0 = max(0, 1 - lr W)     rules that take models
 
-over the accepted arrivals, in canonical order and in float64. No c is negative, so that no variance becomes so.
+over the accepted arrivals, in canonical order and in float64. No c is negative, so that no variance becomes so. With
+`Weights.trim` the sums over the arrivals are trimmed as those of their vectors.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ def mixed_buffers(
     accepted: Sequence[bool],
     lr: float,
     averaged: int | None = None,
+    trim: float = 0.0,
 ) -> Float64 | None:
     """Return the model's buffers after a round.
 
@@ -40,6 +42,7 @@ def mixed_buffers(
         accepted: whether each arrival is accepted.
         lr: the learning rate of the round; it only matters for rules that take models.
         averaged: the number of statistics; copied arrays follow. None: all are statistics.
+        trim: the share that is cut at both ends.
     """
     pairs = [(v, w) for v, w, yes in zip(vectors, weights.tolist(), accepted, strict=True) if yes and v is not None]
     if current is None or not pairs:
@@ -55,7 +58,7 @@ def mixed_buffers(
         before, mean, statistics = current[:averaged], out[:averaged], tuple(v[:averaged] for v in values)
         out[averaged:] = values[shares.index(max(shares))][averaged:]
     if before.size:
-        _mix(kind, before, statistics, shares, lr, mean)
+        _mix(kind, before, statistics, shares, lr, mean, trim)
         same = statistics[0] == before
         for vector in statistics[1:]:
             same &= vector == before
@@ -64,7 +67,13 @@ def mixed_buffers(
 
 
 def _mix(
-    kind: Kind, current: Float64, vectors: tuple[Float64, ...], weights: tuple[float, ...], lr: float, out: Float64
+    kind: Kind,
+    current: Float64,
+    vectors: tuple[Float64, ...],
+    weights: tuple[float, ...],
+    lr: float,
+    out: Float64,
+    trim: float,
 ) -> None:
     """Write the mean of the vectors to `out`."""
     total = ordered_sum(weights)
@@ -72,12 +81,11 @@ def _mix(
     if kind == "model" and not plain:
         base = max(0.0, 1.0 - lr * total)
         shares = [lr * weight if base else weight / total for weight in weights]
-        ops.apply(
-            ops.Pass(current, out, ops.Combine(vectors, np.array(shares), base), step=ops.Step("assign")), num_threads=1
-        )
+        mix = ops.Combine(vectors, np.array(shares), base, trim=trim)
+        ops.apply(ops.Pass(current, out, mix, step=ops.Step("assign")), num_threads=1)
         return
     shares, scale = [1.0] * len(vectors), 1.0 / len(vectors)
     if not plain and weights.count(weights[0]) < len(weights):
         shares, scale = [weight / total for weight in weights], 1.0
-    mix = ops.Combine(vectors, np.array(shares))
+    mix = ops.Combine(vectors, np.array(shares), trim=trim)
     ops.apply(ops.Pass(np.zeros(out.size), out, mix, step=ops.Step("sgd", scale)), num_threads=1)

@@ -24,6 +24,11 @@ class Combine(Struct, frozen=True, eq=False):
     """Stage 1: v = params_weight * params + sum_i weights[i] * updates[i].
 
     The sum runs in the given order in float64. An update whose weight is 0 is not read.
+
+    With a `trim` greater than 0, the updates' part is W times their weighted trimmed mean instead, W = sum_i
+    weights[i], element by element: the M updates that have a weight are sorted by value, a share `trim` of the weights
+    is cut at both ends, and the rest is averaged; 0.5 is the mean of lower and upper median. Weights count in units of
+    W / 2**28, and a rest below M units counts as cut. What is cut changes no bit.
     """
 
     updates: Sequence[Array]  #: M vectors (d,), all float32, all float64 or all bfloat16
@@ -32,6 +37,7 @@ class Combine(Struct, frozen=True, eq=False):
     #: the largest valid absolute value in the updates that the sweep reads (for the direction, a row or a rule vector),
     #: if they were not checked before; greater than 0; on a GPU only without cached rows and rule vectors
     most: float = inf
+    trim: float = 0.0  #: from 0 to 0.5; greater than 0 only without cached rows and negative weights
 
 
 class RuleVectors(Struct, frozen=True, eq=False):

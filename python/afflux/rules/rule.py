@@ -190,6 +190,7 @@ class Needs:
         passes: gradient scheduling: a client enters once per pass over all N clients, later arrivals are rejected.
         once: a client is in a buffer once: a server refuses duplicates="both", and its default is "latest". Robust
             rules need it: fast hostile clients would otherwise fill buffers.
+        trim: Weights.trim may be greater than 0. Not with cached rows, clip_norms or accumulate=True.
     """
 
     gram: bool = False
@@ -202,6 +203,7 @@ class Needs:
     scalars: Scalars = field(default_factory=dict)
     passes: bool = False
     once: bool = False
+    trim: bool = False
 
     @property
     def products(self) -> bool:
@@ -224,6 +226,9 @@ class Weights(Struct, frozen=True, eq=False):
         rejected: by index of an arrival, the reason why its weight is 0.
         cosines: (M,) float64, for the report.
         skip: no step is made: the buffer is emptied, version and rule vectors do not change.
+        trim: from 0 to 0.5, with `Needs(trim=True)`: the vectors' part of the direction is sum_i vectors[i] times their
+            weighted trimmed mean, element by element: this share of the weights is cut at both ends, and 0.5 gives the
+            mean of lower and upper median. No weight may then be negative. `next` reads untrimmed vectors.
         params: the weight of params in the direction: weight decay, -0.01 for a rule of updates, 0.01 for one of
             gradients. No limit of the server bounds it: if params grow by it beyond all numbers, the step that does
             so ends the server.
@@ -237,6 +242,7 @@ class Weights(Struct, frozen=True, eq=False):
     cosines: Float64 | None = None
     skip: bool = False
     params: float = 0.0
+    trim: float = 0.0
 
 
 class Weigh(Protocol):
@@ -337,6 +343,8 @@ class Rule:
         needs = self.needs
         if self.kind == "model" and (self.calibrate.cached or needs.products or needs.rule_vectors):
             raise AffluxError("[Rule] rows, inner products and rule vectors are of updates or gradients, not of models")
+        if needs.trim and self.calibrate.cached:
+            raise AffluxError("[Rule] weigh needs trim, which does not go with cached rows")
         if len(needs.rule_vectors) > MOST_RULE_VECTORS or not set(needs.handed_in) <= set(needs.rule_vectors):
             raise AffluxError(
                 f"[Rule] weigh needs the rule vectors {needs.rule_vectors} and is handed {needs.handed_in}: at most "

@@ -4,16 +4,17 @@ On the exact path: + - * / sqrt and afflux.pow on single numbers, in canonical o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from msgspec import structs
 
 from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
-from afflux.ops.validation import check_fields, finite, flag, one_of
+from afflux.ops.validation import brief, check_fields, finite, flag, one_of
 from afflux.rules.registry import register
-from afflux.rules.rule import Arrivals, Float64, Needs, Scalars, Weights, names_of_facts
+from afflux.rules.rule import Arrivals, Float64, Needs, Scalars, Weigh, Weights, names_of_facts
 from afflux.rules.staleness import Exponential, StalenessLaw, a_law
 
 Normalise = Literal["count", "weights"] | None
@@ -150,6 +151,36 @@ class Staleness:
             counts = [float(n) for n in arrivals.num_examples.tolist()]
             values, total = [value * n for value, n in zip(values, counts, strict=True)], ordered_sum(counts)
         return values, total if self.normalise == "count" else 1.0
+
+
+@register("trimmed", "weigh")
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """The weights of another part, and a share of them that is cut at both ends, element by element: `Weights.trim`.
+
+    0.5 gives the mean of lower and upper median. A buffer takes each client once.
+    """
+
+    weigh: Weigh
+    trim: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.weigh, type) or not callable(self.weigh):
+            raise AffluxError(f"[Trimmed] weigh is {brief(self.weigh)}, must be a part such as Uniform()")
+        check_fields(self, finite, "trim")
+        if not 0 <= self.trim <= 0.5:
+            raise AffluxError(f"[Trimmed] trim is {self.trim}, must be from 0 to 0.5")
+
+    @property
+    def needs(self) -> Needs:
+        """See afflux.rules.rule.Needs."""
+        return replace(getattr(self.weigh, "needs", Needs()), trim=True, once=True)
+
+    def __call__(self, arrivals: Arrivals, /) -> Weights:
+        """See the class."""
+        output = self.weigh(arrivals)
+        weights = output if isinstance(output, Weights) else Weights(output)
+        return structs.replace(weights, trim=self.trim)
 
 
 def with_sum(

@@ -12,6 +12,7 @@ from afflux.rules.presets.fedasync import fedasync
 from afflux.rules.presets.fedavg import fedavg
 from afflux.rules.presets.fedavgm import fedavgm
 from afflux.rules.presets.fedbuff import fedbuff
+from afflux.rules.presets.fedmedian import fedmedian, fedtrimmedavg
 from afflux.rules.presets.fedopt import fedadagrad, fedadam, fedyogi
 from afflux.rules.presets.fedstale import fedstale
 from afflux.rules.presets.fltrust import fltrust
@@ -49,6 +50,8 @@ RULES: dict[str, Callable[..., Rule]] = {
     "fltrust": fltrust,
     "krum": krum,
     "multi_krum": multi_krum,
+    "fedmedian": fedmedian,
+    "fedtrimmedavg": fedtrimmedavg,
 }
 
 #: The synchronous presets. They are exact if M clients start together and the server waits for all of them.
@@ -70,7 +73,9 @@ __all__ = [
     "fedavg",
     "fedavgm",
     "fedbuff",
+    "fedmedian",
     "fedstale",
+    "fedtrimmedavg",
     "fedyogi",
     "fltrust",
     "gsgm",
