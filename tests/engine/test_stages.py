@@ -62,7 +62,7 @@ class Round:
 
     def expected(self, cache, kind, memory, lr=LR):
         held = (self.rule_vectors, self.memory_weights) if memory != "none" else ((), ())
-        caching = None if cache == "none" else (cache, self.sum, 7, self.rows, self.replaced)
+        caching = None if cache == "none" else (cache, self.sum, 7, self.rows, self.replaced, 1.0)
         v, total = oracle.direction(self.params, self.plain, self.weights, 0.25, held, caching)
         moved = oracle.step(kind, self.params, v, self.states[: KINDS[kind]], lr, BETA1, BETA2, EPSILON, ROOT_SCALE)
         after = self.rule_vectors

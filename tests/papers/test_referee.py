@@ -94,9 +94,9 @@ def test_runs_are_read_until_the_end_of_fedbuffs():
 
 
 def test_every_asynchronous_preset_is_a_row_and_all_have_the_same_trials():
-    """But for diloco, and the rules against hostile clients, of which the referee has none."""
+    """But for diloco, fedstale, and the rules against hostile clients, of which the referee has none."""
     names = [parse_rule(text).name for text, _ in RULES.values()]
-    without_runs = {"diloco", "aflguard", "fltrust", "krum", "multi_krum", "fedmedian", "fedtrimmedavg"}
+    without_runs = {"diloco", "aflguard", "fltrust", "krum", "multi_krum", "fedmedian", "fedtrimmedavg", "fedstale"}
     assert sorted(names) == sorted({*PRESETS} - {*SYNCHRONOUS} - without_runs | {"fedavg", "fedams"})
     assert next(iter(RULES)) == REFERENCE
     table = TABLES["rules"]
