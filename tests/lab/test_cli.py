@@ -186,7 +186,7 @@ def test_help_and_rules_list_every_preset():
     shown, text = invoke("rules").stdout.splitlines(), invoke("compare", "--help").stdout
     assert [line.split()[0] for line in shown[::3]] == list(RULES)
     assert all(name in text for name in RULES)
-    assert shown[9].startswith("fedbuff     Update the model from every M updates; the staler an update")
+    assert shown[9].startswith("fedbuff        Update the model from every M updates; the staler an update")
     assert shown[13].split() == ["alpha=0.6", "staleness=polynomial(0.5)"]
 
 
