@@ -190,12 +190,12 @@ py::object Ledger::lend(py::handle entries) const {
     const py::object entry = held(PyList_GET_ITEM(entries.ptr(), i));
     const std::optional<Given> given = Given::in(entry, intake_->wanted);
     const py::object push = given ? lent(*given, base, conversion) : py::none();
-    if (is_none(push)) return py::none();
+    pushes.append(push);
+    if (is_none(push)) continue;
     if (const py::handle task = item(push, 1); !is_none(task)) {
       if (tasks.contains(task)) return py::none();  // only one of them joins
       tasks.add(task);
     }
-    pushes.append(push);
     arrays.append(py::list(PartsObject::in(item(item(push, 0), kSlot))->arrays));
   }
   if (shared_memory(arrays)) return py::none();  // Python finds out which

@@ -96,8 +96,9 @@ class Ledger:
         /,
     ) -> Any: ...
     # For a step whose round reads the arrays where they are: of each of its pushes the fields of Pushed, and the id of
-    # its task or None. None: one of them is left to Python, and so are all.
-    def lend(self, entries: list[Any], /) -> list[tuple[Any, str | None]] | None: ...
+    # its task or None; or None for a push that is left to Python. None: all are left to Python, because two have one
+    # task or share memory.
+    def lend(self, entries: list[Any], /) -> list[tuple[Any, str | None] | None] | None: ...
     # Decides about an arrival that completes no round, and returns its receipt; None if nothing was done. `task` is
     # closed. `decided` gets the receipt, and then the arrival that this one replaces.
     def join(

@@ -13,6 +13,7 @@ from afflux import AffluxError, BusyError, Calibrate, Rule, Server, StoreError, 
 from afflux.ops import Step
 from afflux.rules import ca2fl, fedbuff
 from afflux.rules.weights import Uniform
+from afflux.server import concurrency
 from afflux.server.inputs import InputAdapter
 from checked_out import D, vector
 from conftest import bits, check_error, check_raises, push_all, same_state
@@ -32,6 +33,20 @@ def wait_for(condition):
             return
         time.sleep(0.005)
     raise AssertionError("it never happened")
+
+
+def test_a_step_that_makes_its_round_wakes_who_waits_for_a_slot(monkeypatch):
+    """Before on_step is called, which may take long."""
+    monkeypatch.setattr(concurrency, "_RECHECK", 60.0)
+    woken = []
+    server = Server(fedbuff(buffer_size=2), vector(0.0), max_slots=2, on_step=lambda _: woken.append(push.result(10)))
+    server.push(client=1, version=0, update=vector(1.0))
+    held = aggregator_of(server).plane.reserve()
+    push = start(lambda: server.push(client=2, version=0, update=vector(2.0)))
+    wait_for(lambda: aggregator_of(server)._bells)
+    server.step([(3, 0, vector(3.0))])
+    del held
+    assert [receipt.status for receipt in woken] == ["joined"]
 
 
 def test_the_next_buffer_fills_while_a_round_is_made(slow):

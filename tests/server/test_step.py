@@ -14,7 +14,7 @@ from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.rules import RULES, ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, twafl
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Momentum, Sgd
-from conftest import Dlpack, bits, check_error
+from conftest import Dlpack, bits, check_error, raising
 from inside import aggregator_of, slots_taken
 
 D = 60
@@ -605,10 +605,11 @@ OTHER = {
     "no examples": lambda server, task, i: {"client": i, "version": 1, "num_examples": 0},
     "a closed task": lambda server, task, i: {"task": "closed", "update": DICTS[i]},
     "a large id": lambda server, task, i: (2**64 - 1 - i, 1, DICTS[i]),
+    "a text of another script": lambda server, task, i: (f"é{i}", 1, DICTS[i]),
 }
 
 
-@pytest.mark.parametrize("what", [*PLAIN, *OTHER])
+@pytest.mark.parametrize("what", [*PLAIN, *OTHER, "both"])
 def test_entries_that_the_engine_reads_are_as_those_that_python_reads(what):
     """A step of plain entries is taken in by one call; the receipts, the params and the log are those of pushes."""
     servers = [made(fedbuff(buffer_size=3), DICTS[0], duplicates="latest") for _ in range(2)]
@@ -616,11 +617,12 @@ def test_entries_that_the_engine_reads_are_as_those_that_python_reads(what):
     for server, opened in zip(servers, tasks, strict=True):
         opened.extend(server.checkout(i) for i in range(3))
         server.step([(9, 0, DICTS[0])])
-        entries = [{**PLAIN, **OTHER}[what](server, opened[i], i) for i in range(3)]
+        whats = ["a task", "local steps", "a tuple"] if what == "both" else [what] * 3
+        entries = [{**PLAIN, **OTHER}[each](server, opened[i], i) for i, each in enumerate(whats)]
         if server is servers[0]:
-            lent = aggregator_of(server).admission.lend(entries)
-            assert (lent is not None) == (what in PLAIN)
-            del lent
+            assert [push is not None for push in aggregator_of(server).admission.lend(entries)] == [
+                each in PLAIN for each in whats
+            ]
             receipts, report = server.step(entries)
         else:
             names = "client", "version", "update"
@@ -645,7 +647,7 @@ def test_one_task_twice_and_shared_memory_are_left_to_python():
 def test_a_plain_entry_for_which_there_is_no_room(faults):
     server = Server(gsgm(buffer_size=5), DICTS[0], num_clients=2, faults=faults, log=True)
     entries = [(client, 0, each) for client, each in enumerate(DICTS)]
-    assert aggregator_of(server).admission.lend(entries) is not None
+    assert all(aggregator_of(server).admission.lend(entries))
     if faults == "raise":
         check_error("client 2 would be number 3 of this pass", server.step, entries)
         assert (server.version, server.log, slots_taken(server)) == (0, (), 0)
@@ -653,3 +655,25 @@ def test_a_plain_entry_for_which_there_is_no_room(faults):
         receipts, report = server.step(entries)
         assert [receipt.status for receipt in receipts] == ["joined", "joined", "faulty"]
         assert report.client_ids == (0, 1)
+
+
+def test_an_entry_is_read_once():
+    """Also if the vectors are then copied, because the round does not read one where it is."""
+    server = Server(fedbuff(buffer_size=2), np.zeros(D, np.float32), max_staleness=0)
+    server.step([(0, 0, VECTORS[0])])
+    receipts, report = server.step([iter((1, 0, VECTORS[0])), iter((2, 1, VECTORS[1]))])
+    assert [receipt.status for receipt in receipts] == ["dropped", "joined"]
+    assert report.client_ids == (2,)
+
+
+def test_an_interrupt_amid_the_publication_of_a_step(monkeypatch):
+    """The next call publishes the round."""
+    server = Server(fedbuff(buffer_size=9), np.zeros(D, np.float32))
+    aggregator = aggregator_of(server)
+    publish = aggregator._publish
+    monkeypatch.setattr(aggregator, "_publish", raising(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        server.step([(0, 0, VECTORS[0])])
+    monkeypatch.setattr(aggregator, "_publish", publish)
+    server.push(client=1, version=0, update=VECTORS[1])
+    assert (server.version, server.pull().version, server.arrivals_waiting) == (1, 1, 1)

@@ -3,12 +3,13 @@
 import pickle
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
 
 from afflux import AffluxError, BusyError, Server, StoreError, UnavailableError
-from afflux.rules import ca2fl, fedasync, fedavg, fedbuff, zenopp
+from afflux.rules import ca2fl, fedasync, fedavg, fedbuff, gsgm, zenopp
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.rule import Rule
@@ -100,6 +101,23 @@ def test_pushes_with_invalid_arguments():
     for version in range(1, 4):
         assert server.push(client=0, version=server.version, update=UPDATE, timeout=0).version == version
     assert errors
+
+
+def test_steps_of_more_clients_than_there_is_room_for():
+    """With rows that are copied, and in a pass whose vectors are read where they are: no draft of the step is kept."""
+    for rule in (ca2fl(buffer_size=2), gsgm(buffer_size=5)):
+        server = Server(rule, np.zeros(D, np.float32), num_clients=2, max_slots=5)
+        kind = server.rule.kind
+        server.push(client=0, version=0, **{kind: UPDATE.copy()})
+        vectors = [UPDATE.copy() for _ in range(2)]
+        left = [weakref.ref(vector) for vector in vectors]
+        entries = [(client, 0, vector) for client, vector in enumerate(vectors, 1)]
+        check(server, partial(server.step, entries))
+        vectors.clear()
+        entries.clear()
+        assert [vector() for vector in left] == [None, None]
+        server.discard()
+        assert slots_taken(server) == 0
 
 
 def test_rounds_whose_weigh_part_raises():

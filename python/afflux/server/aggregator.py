@@ -355,13 +355,16 @@ class Aggregator(Monitor[Round]):
                 if decided is not None or (ends_pass and draft.entered):
                     kind: Literal["flush", "end_pass"] = "end_pass" if ends_pass else "flush"
                     draft.cut(kind, decided, joins if batch is None else batch.held_back)
+                # Whoever comes after an interrupt publishes a round that is finished.
+                self.mutex.handed_out |= decided is not None and decided.finished
                 if batch is not None:
                     batch.adopt(draft)
                 if decided is None:
                     return (None,)
                 prepared = decided
                 if prepared.finished:
-                    self._publish()
+                    self.mutex.handed_out = self._publish()
+                    self._wake()
             return (prepared.report,) if self._has_ended(op, prepared) else None
 
         try:

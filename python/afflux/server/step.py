@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from afflux import ops
 from afflux.aggregation.admission import Admission, ClientError
@@ -18,13 +18,15 @@ from afflux.server import versions
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import close_overdue
 from afflux.server.decisions import count_without_arrival, with_term
-from afflux.server.inputs import NO_MEMORY, InputAdapter, require_own_memory
+from afflux.server.inputs import NAME_OF_VECTOR, NO_MEMORY, InputAdapter, require_own_memory
 from afflux.server.pending_push import NoArrival, Ticket, add_joined
 from afflux.server.pushing import NO_TASK, CallError, PushCall, fault_of, take_in
 from afflux.server.tracebacks import clear_tracebacks
 
 #: A finished update of a client: (client, version, vector), or the arguments of `Server.push`.
 Finished = tuple[Any, Any, Any] | Mapping[str, Any]
+#: A plain push, whose arrays are read where they are: its facts, and the id of its task.
+Lent = tuple[Pushed, str | None]
 
 
 def make_step(
@@ -40,12 +42,14 @@ def make_step(
         versions.copied(aggregator, partial(adapter.copy_out, "step", out=out, check=True))
     close_overdue(aggregator)
     batch: StepBatch | None = None
+    entries: list[Any] = []
+    calls: list[PushCall] = []
     try:
         entries = _listed(pushes)
         receipts: tuple[Receipt, ...] = ()
         report: Report | None = None
         for in_place in (True, False) if _reads_in_place(aggregator, options) else (False,):
-            batch = StepBatch(aggregator, adapter, entries, in_place=in_place)
+            batch = StepBatch(aggregator, adapter, entries, calls, in_place=in_place)
             batch.take_in()
             try:
                 report = aggregator.flush(batch=batch)
@@ -64,7 +68,9 @@ def make_step(
             aggregator.count_refused()
         raise
     finally:
-        pushes, entries = (), []
+        pushes = ()
+        entries.clear()
+        calls.clear()
         if batch is not None:
             batch.release()
         batch = None
@@ -93,9 +99,10 @@ def _listed(pushes: object) -> list[Any]:
     if isinstance(pushes, Mapping):
         raise CallError("[step] pushes is a dict, must be a list of (client, version, vector) or of push's arguments")
     try:
-        return [*pushes]  # type: ignore[misc]
+        entries: list[Any] = list(pushes)  # type: ignore[call-overload]
     except Exception as error:
         unreadable("[step] pushes", error)
+    return entries
 
 
 def _calls(entries: list[Any], kind: str) -> list[PushCall]:
@@ -123,9 +130,18 @@ class StepBatch:
     with the mutex, before the decision: if a value is not valid, or a vector is not read, nothing has changed.
     """
 
-    def __init__(self, aggregator: Aggregator, adapter: InputAdapter, entries: list[Any], *, in_place: bool) -> None:
-        self._aggregator, self._adapter, self._entries, self._in_place = aggregator, adapter, entries, in_place
-        self._lent: list[tuple[Pushed, str | None]] | None = None  #: of plain pushes alone: their facts and tasks
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        adapter: InputAdapter,
+        entries: list[Any],
+        calls: list[PushCall],
+        *,
+        in_place: bool,
+    ) -> None:
+        self._aggregator, self._adapter, self._in_place = aggregator, adapter, in_place
+        self._entries, self._calls = entries, calls  #: the calls are read from the entries when they are needed, once
+        self._lent: list[Lent] | None = None  #: if all pushes are plain
         self._tickets: list[Ticket] = []  #: else
         self._clients: list[Any] = []  # after the decision
         self.receipts: list[Receipt] = []
@@ -134,14 +150,21 @@ class StepBatch:
 
     def take_in(self) -> None:
         """Take in all vectors."""
-        aggregator = self._aggregator
-        if self._in_place:
-            self._lent = aggregator.admission.lend(self._entries)
-        if self._lent is not None:
+        aggregator, entries = self._aggregator, self._entries
+        lent = (aggregator.admission.lend(entries) if self._in_place else None) or [None] * len(entries)
+        if entries and all(lent):
+            self._lent = cast(list[Lent], lent)
             return
-        self._tickets = [Ticket(call, memory=NO_MEMORY) for call in _calls(self._entries, self._adapter.kind)]
+        if not self._calls:
+            self._calls.extend(_calls(entries, self._adapter.kind))
         lend = partial(self._adapter.in_place, dtype=aggregator.slot_dtype) if self._in_place else None
+        self._tickets = [
+            Ticket(call, memory=NO_MEMORY) if plain is None else self._ticket_of(plain)
+            for call, plain in zip(self._calls, lent, strict=True)
+        ]
         for ticket in self._tickets:
+            if ticket.pushed is not None:
+                continue
             try:
                 if lend is None:  # all of them wait for one round: one that waits for a free slot might wait for ever
                     ticket.slot = aggregator.any_slot()
@@ -175,21 +198,23 @@ class StepBatch:
         if receipts is None:
             if self._lent is not None:
                 draft = admission.draft()
-                self._use_tickets(self._lent)
-            receipts = [self._decided(draft, ticket) for ticket in self._tickets]
+                self._tickets, self._lent = [self._ticket_of(plain) for plain in self._lent], None
+            receipts = []
+            for ticket in self._tickets:  # no closure: an error that is kept keeps closures
+                receipts.append(self._decided(draft, ticket))
         self.receipts = receipts
         completes = not admission.by_flush and admission.filled < admission.round_size <= draft.filled
         self.held_back = sum([receipt.join is not None for receipt in receipts]) if completes else 0
         return draft
 
-    def _use_tickets(self, lent: list[tuple[Pushed, str | None]]) -> None:
-        """Give each plain push a ticket: the decision about one of them is not plain."""
-        for pushed, task_id in lent:
-            task = None if task_id is None else self._aggregator.admission.opened(task_id)
-            closed = task_id is not None and task is None
-            facts = NO_TASK._replace(client_id=pushed[0]) if closed else pushed
-            self._tickets.append(Ticket(pushed=facts, task=task, client_id=pushed[0], pulled=pushed[1]))
-        self._lent = None
+    def _ticket_of(self, plain: Lent) -> Ticket:
+        """Return the ticket of a plain push."""
+        pushed, task_id = plain
+        client_id, pulled, *_ = pushed
+        task = None if task_id is None else self._aggregator.admission.opened(task_id)
+        memory = self._adapter.names or NAME_OF_VECTOR, [*cast(ops.Parts, pushed[5]).arrays]
+        facts = NO_TASK._replace(client_id=client_id) if task is None and task_id is not None else pushed
+        return Ticket(pushed=facts, task=task, client_id=client_id, pulled=pulled, memory=memory)
 
     def _decided(self, draft: Admission, ticket: Ticket) -> Receipt:
         """Decide about a push in the draft; return its receipt."""
@@ -243,6 +268,7 @@ class StepBatch:
         self._clients = [pushed[0] for pushed, _ in lent] if lent else [ticket.client_id for ticket in tickets]
         self._lent, self._tickets = None, []  # on_step may take long
         self._entries.clear()
+        self._calls.clear()
 
     def release(self) -> None:
         """Release slots, versions and vectors, and warn about work that was dropped."""
