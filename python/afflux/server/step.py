@@ -42,15 +42,12 @@ def make_step(
         versions.copied(aggregator, partial(adapter.copy_out, "step", out=out, check=True))
     close_overdue(aggregator)
     batch: StepBatch | None = None
-    entries: list[Any] = []
-    calls: list[PushCall] = []
     try:
-        entries = _listed(pushes)
+        batch = StepBatch(aggregator, adapter, _listed(pushes))
         receipts: tuple[Receipt, ...] = ()
         report: Report | None = None
         for in_place in (True, False) if _reads_in_place(aggregator, options) else (False,):
-            batch = StepBatch(aggregator, adapter, entries, calls, in_place=in_place)
-            batch.take_in()
+            batch.take_in(in_place=in_place)
             try:
                 report = aggregator.flush(batch=batch)
                 receipts = tuple(batch.receipts)
@@ -69,9 +66,8 @@ def make_step(
         raise
     finally:
         pushes = ()
-        entries.clear()
-        calls.clear()
         if batch is not None:
+            batch.forget()
             batch.release()
         batch = None
         clear_stored_frames()
@@ -130,17 +126,10 @@ class StepBatch:
     with the mutex, before the decision: if a value is not valid, or a vector is not read, nothing has changed.
     """
 
-    def __init__(
-        self,
-        aggregator: Aggregator,
-        adapter: InputAdapter,
-        entries: list[Any],
-        calls: list[PushCall],
-        *,
-        in_place: bool,
-    ) -> None:
-        self._aggregator, self._adapter, self._in_place = aggregator, adapter, in_place
-        self._entries, self._calls = entries, calls  #: the calls are read from the entries when they are needed, once
+    def __init__(self, aggregator: Aggregator, adapter: InputAdapter, entries: list[Any]) -> None:
+        self._aggregator, self._adapter, self._entries = aggregator, adapter, entries
+        self._calls: list[PushCall] = []  #: read from the entries when they are needed, once
+        self._in_place = False
         self._lent: list[Lent] | None = None  #: if all pushes are plain
         self._tickets: list[Ticket] = []  #: else
         self._clients: list[Any] = []  # after the decision
@@ -148,16 +137,15 @@ class StepBatch:
         self.held_back = 0
         self.is_decided = False
 
-    def take_in(self) -> None:
+    def take_in(self, *, in_place: bool) -> None:
         """Take in all vectors."""
-        aggregator, entries = self._aggregator, self._entries
-        lent = (aggregator.admission.lend(entries) if self._in_place else None) or [None] * len(entries)
+        aggregator, entries, self._in_place = self._aggregator, self._entries, in_place
+        lent = (aggregator.admission.lend(entries) if in_place else None) or [None] * len(entries)
         if entries and all(lent):
             self._lent = cast(list[Lent], lent)
             return
-        if not self._calls:
-            self._calls.extend(_calls(entries, self._adapter.kind))
-        lend = partial(self._adapter.in_place, dtype=aggregator.slot_dtype) if self._in_place else None
+        self._calls = self._calls or _calls(entries, self._adapter.kind)
+        lend = partial(self._adapter.in_place, dtype=aggregator.slot_dtype) if in_place else None
         self._tickets = [
             Ticket(call, memory=NO_MEMORY) if plain is None else self._ticket_of(plain)
             for call, plain in zip(self._calls, lent, strict=True)
@@ -266,9 +254,11 @@ class StepBatch:
         self._aggregator.admission.adopt(draft)
         lent, tickets = self._lent, self._tickets
         self._clients = [pushed[0] for pushed, _ in lent] if lent else [ticket.client_id for ticket in tickets]
-        self._lent, self._tickets = None, []  # on_step may take long
-        self._entries.clear()
-        self._calls.clear()
+        self.forget()  # on_step may take long
+
+    def forget(self) -> None:
+        """Release the vectors."""
+        self._entries, self._calls, self._lent, self._tickets = [], [], None, []
 
     def release(self) -> None:
         """Release slots, versions and vectors, and warn about work that was dropped."""
