@@ -26,11 +26,8 @@ ENDS = list(dict.fromkeys(codec for group in CODINGS for codec in (group[0], gro
 OF_EACH_KIND = [codecs.float32, codecs.float64, *(group[len(group) // 2] for group in CODINGS)]
 each = pytest.mark.parametrize("codec", ENDS, ids=repr)
 FACTOR = 0.3
-STAGES = {
-    "difference": ops.CachedDifference,
-    "a factor": partial(ops.CachedDifference, factor=FACTOR),
-    "mean": ops.CachedMean,
-}
+SCALED = partial(ops.CachedDifference, factor=FACTOR)
+STAGES = {"difference": ops.CachedDifference, "a factor": SCALED, "mean": ops.CachedMean}
 N = 7
 
 
@@ -172,17 +169,13 @@ def test_what_is_refused(rng):
     old = [None if row is None else np.frombuffer(bytearray(row), np.uint8) for row in given.rows]
     total, out = given.sum.copy(), given.params.copy()
 
-    def apply(codec=given.codec, facts=given.facts, old=old, quantize=False):
-        stage = ops.CachedDifference(total, N, old, [None] * 6, codec, facts, quantize)
+    def apply(codec=given.codec, facts=given.facts, old=old, quantize=False, stage=ops.CachedDifference, **more):
+        stage = stage(total, N, old, [None] * 6, codec, facts, quantize, **more)
         ops.apply(ops.Pass(given.params, out, ops.Combine(given.updates, given.weights), stage))
 
     for factor in (-0.1, 1.5, np.nan):
-        stage = ops.CachedDifference(total, N, old, [None] * 6, given.codec, given.facts, factor=factor)
-        round_ = ops.Pass(given.params, out, ops.Combine(given.updates, given.weights), stage)
-        check_error(r"\[apply\] factor is .*, must be from 0 to 1", ops.apply, round_)
-    stage = ops.CachedMean(total, N, old, [None] * 6, given.codec, given.facts, factor=0.5)
-    round_ = ops.Pass(given.params, out, ops.Combine(given.updates, given.weights), stage)
-    check_error(r"\[apply\] factor is 0.5.*; of a mean it is 1", ops.apply, round_)
+        check_error(r"\[apply\] factor is .*, must be from 0 to 1", apply, factor=factor)
+    check_error(r"\[apply\] factor is 0.5.*; of a mean it is 1", apply, stage=ops.CachedMean, factor=0.5)
     check_error(r"\[apply\] facts has 5 entries, updates has 6", apply, facts=given.facts[:5])
     with pytest.raises(AffluxError, match=r"\[apply\] rows\[0\] was encoded by affine-4, expected affine-vector-4"):
         apply(codec=codecs.affine(4, scope="vector"), old=[old[0][:256], *[None] * 5])
