@@ -665,11 +665,8 @@ def test_an_entry_is_read_once():
 def test_an_interrupt_amid_the_publication_of_a_step(monkeypatch):
     """The next call publishes the round."""
     server = Server(fedbuff(buffer_size=9), np.zeros(D, np.float32))
-    aggregator = aggregator_of(server)
-    publish = aggregator._publish
-    monkeypatch.setattr(aggregator, "_publish", raising(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(aggregator_of(server), "_publish", raising(KeyboardInterrupt))
         server.step([(0, 0, VECTORS[0])])
-    monkeypatch.setattr(aggregator, "_publish", publish)
     server.push(client=1, version=0, update=VECTORS[1])
     assert (server.version, server.pull().version, server.arrivals_waiting) == (1, 1, 1)
