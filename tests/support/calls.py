@@ -109,7 +109,7 @@ def _parts():
 
 def _part_fields(rng, cls):
     sound = {"lr": 0.1, "law": staleness.Constant(), "rates": {0: 0.1}}
-    sound |= {"mode": "inverse", "normalise": "count", "fact": "q"}
+    sound |= {"mode": "inverse", "normalise": "count", "fact": "q", "weigh": weights.Uniform(), "trim": 0.2}
     return {
         field.name: sound.get(field.name, field.default)
         for field in dataclasses.fields(cls)
