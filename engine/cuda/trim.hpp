@@ -80,7 +80,7 @@ AFFLUX_DEVICE bool add_trimmed(const TrimmedTerms& terms, const Span& span, doub
 // P, U: the types of params and of updates.
 template <class P, class U>
 struct TrimmedBody {
-  static constexpr int kThreads = 128;  // more registers for each: no kernel spills some
+  static constexpr int kThreads = 128, kBlocksTogether = 3;  // up to 168 registers a thread: no kernel spills some
   static constexpr std::int64_t kTile = kThreads * kFour;
   struct Shared {};
 
