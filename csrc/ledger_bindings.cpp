@@ -26,6 +26,13 @@ void bind_mutex(py::module_& module) {
   add_attribute<&Mutex::fork, &Mutex::set_fork>(type, "fork");
 }
 
+// Returns whether a ledger's constructor has ended. The collector also comes between the allocation of an object and
+// that of pybind11's fields in it, which are zeros until then; is_holder_constructed would read through one of them.
+bool is_made(PyObject* self) {
+  const auto* const fields = reinterpret_cast<const py::detail::instance*>(self);
+  return (fields->simple_layout || fields->nonsimple.status != nullptr) && py::detail::is_holder_constructed(self);
+}
+
 }  // namespace
 
 void bind_ledger(py::module_& module) {
@@ -36,10 +43,10 @@ void bind_ledger(py::module_& module) {
     type.tp_flags |= Py_TPFLAGS_HAVE_GC;
     type.tp_traverse = [](PyObject* self, visitproc visit, void* arg) -> int {
       Py_VISIT(Py_TYPE(self));
-      return py::detail::is_holder_constructed(self) ? self_of<Ledger>(self).traverse(visit, arg) : 0;
+      return is_made(self) ? self_of<Ledger>(self).traverse(visit, arg) : 0;
     };
     type.tp_clear = [](PyObject* self) -> int {
-      if (py::detail::is_holder_constructed(self)) self_of<Ledger>(self).clear();
+      if (is_made(self)) self_of<Ledger>(self).clear();
       return 0;
     };
   });

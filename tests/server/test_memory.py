@@ -15,6 +15,7 @@ from afflux import Server
 from afflux.rules import ca2fl, fadas, fedbuff, gsgm
 from conftest import push_all
 from inside import aggregator_of
+from processes import run_python
 from surroundings import references_alone
 
 D, M = 12_000_000, 10
@@ -113,3 +114,10 @@ def test_a_task_outlives_its_server():
     task = Server(fadas(buffer_size=1), np.zeros(8)).checkout(client=1)
     assert task.params.tolist() == [0.0] * 8
     assert (task.cancel(), task.cancel()) == (True, False)
+
+
+def test_the_collector_may_come_amid_the_making_of_a_process_first_server():
+    """At each allocation: also between that of the ledger and that of what the bindings keep in it."""
+    made = "gc.set_threshold(1); server = Server(rules.fedbuff(), numpy.zeros(3)); server.step([(0, 0, numpy.ones(3))])"
+    done = run_python("-c", f"import gc, numpy; from afflux import Server, rules; {made}; print(server.version)")
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
