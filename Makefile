@@ -103,6 +103,7 @@ lint: setup
 lint-now:
 	ruff check .
 	ruff format --check .
+	codespell *.md .ci bench csrc cuda13 docs engine examples python tests Makefile pyproject.toml
 	@clang-format --dry-run --Werror $(FORMATTED)
 	PYTHONPATH=python:. lint-imports --no-logo
 	@python .ci/rooms

@@ -28,7 +28,7 @@ def test_the_installed_version_is_one_that_the_page_names():
 
 
 def test_options_that_are_none():
-    check_error("concurency", strategy, fedbuff(), concurency=3, error=TypeError)
+    check_error("concurrent", strategy, fedbuff(), concurrent=3, error=TypeError)
     check_error(r"\[settings\] concurrency is 0", strategy, fedbuff(), concurrency=0)
 
 

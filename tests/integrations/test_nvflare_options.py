@@ -74,7 +74,7 @@ def test_its_own_names_of_options():
         ({"num_rounds": 0}, "num_rounds is 0"),
         ({"params_type": "full"}, "params_type is 'full', must be 'FULL' or 'DIFF'"),
         ({"call": 3}, "call is 3, must be a str"),
-        ({"settings": {"concurency": 3}}, "settings has 'concurency', which is no setting"),
+        ({"settings": {"concurrent": 3}}, "settings has 'concurrent', which is no setting"),
         ({"settings": {"store": "here"}}, "store is 'here', must be an absolute path"),
         ({"settings": {"server_options": {"faults": "raise"}}}, "faults"),
         (

@@ -41,7 +41,7 @@ def test_runs_with_other_settings_are_merged_only_if_they_may_differ(tmp_path):
         small,
         large,
     )
-    check_refused("unknown setting 'alhpa'", read_results, small, large, allow=["alhpa"])
+    check_refused("unknown setting 'alphas'", read_results, small, large, allow=["alphas"])
     both = read_results(small, large, allow=["client_lr", "concurrency"], labels={})
     labels = [
         f"fedbuff:buffer_size=4, concurrency {at_once}, client_lr {rate}" for at_once, rate in ((6, 0.1), (3, 0.2))

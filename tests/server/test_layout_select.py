@@ -161,7 +161,7 @@ def test_tied_parameters():
 @pytest.mark.parametrize(
     ("select", "message"),
     [
-        (["head.1.wieght"], r"select has 'head\.1\.wieght', which the tree does not; did you mean head\.1\.weight, "),
+        (["head.1.weights"], r"select has 'head\.1\.weights', which the tree does not; did you mean head\.1\.weight, "),
         (["head"], r"select has 'head', .*; did you mean head\.0\.weight, head\.0\.bias, head\.1\.weight\?$"),
         (["nothing like it"], "select has 'nothing like it', which the tree does not$"),
         ([3], "select has 3, which the tree does not$"),

@@ -51,7 +51,7 @@ def test_a_start_that_waits_for_resources_ends(timeout, waits, ray, data, tmp_pa
     ray.kill = actors.append
     options = {} if timeout == 60 else {"start_timeout": timeout}  # the default
     plane = RayPlane(2, actor_options={"resources": {"gqu": 1}}, **options)
-    message = r"shard 1 of 2 .* requests {'num_cpus': 0, 'resources': {'gqu': 1}}\. The cluster has CPU 2; free: noth"
+    message = r"shard 1 of 2 .* requests {'num_cpus': 0, 'resources': {'gqu': 1}}\. The cluster has CPU 2; free: no"
     with pytest.raises(UnavailableError, match=message):
         Server(rules.fedbuff(), data[0], plane=plane, store=tmp_path / "store")
     assert ray.waits == waits

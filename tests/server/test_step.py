@@ -617,11 +617,11 @@ def test_entries_that_the_engine_reads_are_as_those_that_python_reads(what):
     for server, opened in zip(servers, tasks, strict=True):
         opened.extend(server.checkout(i) for i in range(3))
         server.step([(9, 0, DICTS[0])])
-        whats = ["a task", "local steps", "a tuple"] if what == "both" else [what] * 3
-        entries = [{**PLAIN, **OTHER}[each](server, opened[i], i) for i, each in enumerate(whats)]
+        kinds = ["a task", "local steps", "a tuple"] if what == "both" else [what] * 3
+        entries = [{**PLAIN, **OTHER}[each](server, opened[i], i) for i, each in enumerate(kinds)]
         if server is servers[0]:
             lent = [*map(bool, aggregator_of(server).admission.lend(entries))]
-            assert lent == [each in PLAIN for each in whats]
+            assert lent == [each in PLAIN for each in kinds]
             receipts, report = server.step(entries)
         else:
             names = "client", "version", "update"
