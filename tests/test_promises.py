@@ -13,7 +13,7 @@ TEST = r"def (test_\w+)"
 #: A test that is only for `make soak`.
 SOAK = r"@pytest\.mark\.soak\n(?:[@ )\]].*\n)*" + TEST
 #: A promise that goes, and the tests of it, are named in the changelog; then this falls.
-LEAST_TESTS = 435
+LEAST_TESTS = 431
 
 
 @cache

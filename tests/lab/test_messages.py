@@ -22,7 +22,6 @@ from afflux.sim.clients.compiled_training import require_compiler
 from afflux.sim.models import build_model
 from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.delays import HalfNormalDelays
 from conftest import check_refused
 
 X, Y = np.zeros((4, 2), np.float32), np.arange(4) % 2
@@ -52,10 +51,6 @@ CASES = {
     "a rate above float32": (
         lambda folder: SimConfig(client_lr=1e39),
         r"client_lr is 1e\+39, must be at most 3.4028234e\+38, the largest float32",
-    ),
-    "half-normal of another reading": (
-        lambda folder: HalfNormalDelays(reading="mean"),
-        "reading is 'mean', must be location or scale",
     ),
     "images that are too small": (
         lambda folder: build_model("cnn", (1, 3, 8), 2, 0),

@@ -103,24 +103,10 @@ def test_every_operation_of_randaugment():
     assert (outcomes[6][:, :-7] == pixels[:, 7:]).all(), "a shift by seven pixels"
 
 
-def test_kaimings_initial_values(tmp_path):
-    write_images(tmp_path, "cifar10", (32, 32, 3), 10)
-    plain = config(tmp_path, "cifar10", "ca2fl-cnn")
-    task = build_task(replace(plain, task=f"{plain.task}:initial=kaiming"))
-    own, first = (build.model(np.random.default_rng(0)) for build in (task, build_task(plain)))
-    *layers, last = [layer for layer in own.modules() if hasattr(layer, "weight")]
-    for layer in layers:
-        fan = layer.weight[0].numel()
-        assert layer.weight.std().item() == pytest.approx((2 / fan) ** 0.5, rel=0.1)
-        assert not layer.bias.any()
-    assert torch.equal(last.weight, [layer for layer in first.modules() if hasattr(layer, "weight")][-1].weight)
-
-
 @pytest.mark.parametrize(
     ("dataset", "options", "more", "message"),
     [
         ("cifar10", "augment=mix", {}, "unknown augment 'mix'"),
-        ("cifar10", "initial=zero", {}, "unknown initial 'zero'"),
         ("cifar10", "augment=crop-flip:inputs=unit", {}, "augment needs images without owners"),
         ("mnist", "augment=crop-flip", {}, "images of mnist have 1 channels, not 3"),
     ],

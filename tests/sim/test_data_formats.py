@@ -2,20 +2,17 @@
 
 import gzip
 import os
-import pickle
 import struct
 import tracemalloc
 import zipfile
 from io import BytesIO
-from time import process_time
 
 import numpy as np
 import pytest
 
 from afflux.lab.tasks.leaf import LeafFile, read_leaf
-from afflux.ops.errors import ConfigError
 from afflux.sim.data import read_data_set
-from afflux.sim.data.files import MOST_BYTES, read_idx, read_npz, read_pickled_batch, read_records, read_table
+from afflux.sim.data.files import MOST_BYTES, read_idx, read_npz, read_records, read_table
 from conftest import check_refused
 from surroundings import traced_memory_below
 
@@ -24,24 +21,6 @@ PIXELS, TEXT = LeafFile[list[float], int], LeafFile[str, str]
 
 def idx(array):
     return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
-
-
-def python2_batch(labels_key=b"labels", count=3):
-    """The opcodes of CIFAR's published files, which Python 2 wrote: strings are SHORT_BINSTRING and BINSTRING."""
-    data = np.random.default_rng(0).integers(0, 256, (count, 3072), dtype=np.uint8)
-
-    def string(text):
-        return b"U" + bytes([len(text)]) + text
-
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\nq\x05cnumpy\nndarray\nq\x06K\x00\x85" + string(b"b") + b"\x87R"
-        b"(K\x01K" + bytes([count]) + b"M\x00\x0c\x86cnumpy\ndtype\nq\x07" + string(b"u1") + b"K\x00K\x01\x87R(K\x03"
-        + string(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
-        b"T" + struct.pack("<I", data.size) + data.tobytes() + b"tb"
-    )  # fmt: skip
-    labels = b"]q\x03(" + b"".join(b"K" + bytes([label]) for label in range(count)) + b"e"
-    body = b"}q\x01(" + string(b"batch_label") + string(b"training batch 1 of 5")
-    return b"\x80\x02" + body + string(labels_key) + labels + string(b"data") + array + b"u.", data
 
 
 @pytest.mark.parametrize("shape", [(5, 4, 3), (1, 1, 1), (0, 28, 28)])
@@ -114,171 +93,6 @@ def test_cifars_binary_version(tmp_path, label_bytes):
         check_refused(f"records of {label_bytes + 3072} bytes", read_records, path, label_bytes)
 
 
-def test_cifars_python_version_as_python_2_wrote_it(tmp_path):
-    content, data = python2_batch()
-    # The file is a right one: Python's own unpickler gives the same.
-    assert np.array_equal(pickle.loads(content, encoding="bytes")[b"data"], data)
-    path = tmp_path / "data_batch_1"
-    path.write_bytes(content)
-    images, labels = read_pickled_batch(path, "labels")
-    assert labels.tolist() == [0, 1, 2]
-    assert np.array_equal(images.reshape(3, 3072), data)
-
-
-@pytest.mark.parametrize("protocol", [3, 4])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_pickles_of_python_3_hold_the_same(tmp_path, protocol, order):
-    images = np.array(np.random.default_rng(3).integers(0, 256, (300, 3072), dtype=np.uint8), order=order)
-    labels = [0, 255, *range(256), *range(42)]
-    numbers = [65536, 2**31 - 1, -1, *range(3000)]
-    path = tmp_path / "batch"
-    path.write_bytes(pickle.dumps({"n": numbers, "data": images, "labels": labels, "m": ["a.png", b"raw"]}, protocol))
-    array, found = read_pickled_batch(path, "labels")
-    assert array.dtype == np.uint8
-    assert np.array_equal(array.reshape(300, 3072), images)
-    assert found.tolist() == labels
-
-
-class Call:
-    """Pickled as a call."""
-
-    def __init__(self, function, *arguments):
-        self.call = function, arguments
-
-    def __reduce__(self):
-        return self.call
-
-
-class Stateful:
-    def __setstate__(self, state):
-        raise AssertionError("executed")
-
-    def __getstate__(self):
-        return {"a": 1}
-
-
-HOSTILE = {
-    "system": Call(os.system, "touch executed"),
-    "eval": Call(eval, "open('executed', 'w')"),
-    "getattr": Call(getattr, "x", "upper"),
-    "load": Call(np.load, "x"),
-    "object": Stateful(),
-    "type": int,
-    "set": {1, 2},
-    "objects": np.array([{}, 1], dtype=object),
-    "record": np.zeros(2, dtype=[("a", "i4")]),
-    "text": np.array(["a", "b"]),
-    "matrix": np.zeros((2, 2)).view(np.matrix),
-    "scalar": np.float64(1),
-    "masked": np.ma.array([1, 2], mask=[0, 1]),
-    "bytearray call": Call(bytearray, 10),
-    "time": np.array(["2020-01-01"], dtype="datetime64[s]"),
-}
-
-
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
-@pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
-def test_nothing_that_a_pickle_names_is_executed(tmp_path, monkeypatch, name, protocol):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "data_batch_1"
-    path.write_bytes(pickle.dumps({"data": HOSTILE[name], "labels": [1]}, protocol))
-    check_refused("data_batch_1", read_pickled_batch, path, "labels")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["data_batch_1"]
-
-
-def test_a_call_is_named_in_the_error(tmp_path):
-    path = tmp_path / "batch"
-    path.write_bytes(pickle.dumps({"data": Call(os.system, "true"), "labels": [1]}, 2))
-    check_refused(rf"refers to '{os.system.__module__}.system'\); expected: a", read_pickled_batch, path, "labels")
-
-
-ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
-#: The beginning of a pickled dict with the labels; its data follow.
-DATA = b"\x80\x02}(U\x06labels]U\x04data"
-UINT8 = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b".",
-        b"\x80\x02.",
-        b"\x80\x02}",
-        b"\x80\x02K\x01.",
-        b"\x80\x02]K\x01a.",
-        DATA + ARRAY + b"u",  # no end
-        DATA + ARRAY + b"(K\x01K\x02\x85" + UINT8 + b"\x89U\x01atbu.",  # 1 byte for 2
-        DATA + ARRAY + b"(K\x01J\xff\xff\xff\xff\x85" + UINT8 + b"\x89U\x00tbu.",  # length -1
-        DATA + ARRAY + b"(K\x01U\x01a" + UINT8 + b"\x89U\x01atbu.",  # a shape that is no tuple
-        DATA + ARRAY + b"}bu.",  # a state that is no tuple
-        DATA + b"]}bu.",  # a state for a list
-        DATA + b"T\xff\xff\xff\x7fabcu.",  # a string that is longer than the file
-        DATA + b"\x8d" + b"\xff" * 8 + b"u.",
-        b"\x80\x02}(h\x07K\x01u.",  # an object that was never stored
-        b"\x80\x02}((K\x01tK\x01u.",  # a tuple as key
-        b"\x80\x02}(K\x01u.",  # a key without value
-        b"\x80\x02]K\x01K\x02s.",
-        b"\x80\x02}K\x01a.",
-        b"\x80\x02\x87.",
-        b"\x80\x02}(U\x01aP1\nu.",  # a persistent object
-        b"\x80\x02}(U\x01a\x82\x01u.",  # an extension
-        b"\x80\x02}(U\x01acnumpy\nndarray\n)\x81u.",  # a new object
-        b"\x80\x02}(U\x01a(cos\nsystem\nU\x04trueou.",  # OBJ
-        b"\x80\x02}(U\x01a(U\x04trueios\nsystem\nu.",  # INST
-        DATA + ARRAY + b"u.",  # an array without content
-        b"\x80\x02}U\x04data(s.",  # a mark as value
-        b"\x80\x02}U\x04data" + UINT8 + b"s.",
-        b"\x80\x02}U\x04data]cnumpy\nndarray\nas.",
-        b"\x80\x02}U\x04data}U\x01acnumpy\nndarray\n\x85\x85ss.",
-        b"\x80\x02cnumpy\nndarray\n.",
-        b"\x80\x02cnumpy\nndarray\n)R.",
-        b"\x80\x02c_codecs\nencode\nX\x01\0\0\0aU\x06rot_13\x86R.",
-        b"\x80\x02}K\x01K\x02R.",
-        b"\x80\x04K\x01K\x02\x93.",  # a name that is no text
-        b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
-        b"\xff\xfe",
-        b"I1" + b"0" * 5000 + b"\n.",
-    ],
-)
-def test_pickles_that_are_damaged_or_no_dict_of_plain_data(tmp_path, content):
-    path = tmp_path / "batch"
-    path.write_bytes(content)
-    check_refused("batch", read_pickled_batch, path, "labels")
-
-
-def long(number):
-    content = number.to_bytes(10, "little")
-    return b"\x8a" + bytes([len(content)]) + content
-
-
-BOMBS = {
-    "numbers of the memo": b"\x80\x02}r\x00\xe1\xf5\x05(u.",
-    "a long string": DATA + b"T\xff\xff\xff\x7fabcu.",
-    "a long frame": b"\x80\x04\x95" + b"\xff" * 7 + b"\x0f}.",
-    "keys with one hash": b"\x80\x02}(" + b"".join(long(i * (2**61 - 1)) + b"N" for i in range(1, 40_000)) + b"u.",
-    "a key of nested tuples": b"\x80\x02}(" + b")" + b"q\x00h\x00\x86" * 60 + b"Nu.",
-    "a key of a long tuple": b"\x80\x02}((" + b"K\x01" * 100_000 + b"tq\x00N" + b"h\x00N" * 100_000 + b"u.",
-    "lists in lists": DATA + b"]" * 200_000 + b"a" * 199_999 + b"u.",
-    "a list in itself": DATA + b"]q\x02h\x02au.",
-    "many dicts": DATA + b"}" * 100_000 + b"u.",
-    "a shape of nested tuples": DATA + ARRAY + (b"(K\x01)" + b"q\x00h\x00\x86" * 60 + UINT8 + b"\x89U\x00tbu."),
-    "many fills": b"\x80\x02}" + b"(u" * 100_000 + b".",
-    "attributes of a class": DATA + b"cnumpy\ndtype\nN}U\x01aK\x01s\x86bu.",
-}
-
-
-@pytest.mark.parametrize("name", BOMBS)
-def test_pickles_take_time_and_memory_in_proportion_to_the_file(tmp_path, name):
-    path = tmp_path / "batch"
-    path.write_bytes(BOMBS[name])
-    begin = process_time()
-    with traced_memory_below(2e6 + 200 * len(BOMBS[name])):
-        check_refused("batch", read_pickled_batch, path, "labels")
-        assert process_time() - begin < 10
-
-
 def lines(path, columns=("play", "speaker", "text")):
     return [values for _, values in read_table(path, columns)]
 
@@ -298,7 +112,6 @@ READERS = {
     "images-idx3-ubyte.gz": lambda path: read_idx(path, 3),
     "cifar10.npz": lambda path: read_npz(path, ("x",)),
     "train.bin": lambda path: read_records(path, 2),
-    "data_batch_1": lambda path: read_pickled_batch(path, "labels"),
     "users.json": lambda path: list(read_leaf(path.parent, PIXELS)),
     "speeches.tsv": lines,
     "Hamlet.txt": roles,
@@ -358,18 +171,6 @@ def saved(array):
     return file.getvalue()
 
 
-def test_archives_that_are_compressed_by_lzma(tmp_path):
-    """Also one whose directory names fewer bytes than it holds: most is not decompressed."""
-    path, values = tmp_path / "a.npz", np.random.default_rng(0).integers(0, 256, 100_000).astype(np.uint8)
-    archive_of(path, saved(values), zipfile.ZIP_LZMA)
-    assert (read_npz(path, ("x",))[0] == values).all()
-    zeros = saved(np.zeros(100_000_000, np.uint8))
-    archive_of(path, zeros, zipfile.ZIP_LZMA, size=200)
-    del zeros
-    with traced_memory_below(75_000_000):
-        check_refused("cannot be read", read_npz, path, ("x",))
-
-
 def test_archives_that_are_bombs(tmp_path):
     path = tmp_path / "a.npz"
     zeros = saved(np.zeros(50_000_000, np.uint8))
@@ -390,55 +191,6 @@ def test_archives_that_are_bombs(tmp_path):
         content[place + 8] |= 1  # encrypted
     path.write_bytes(content)
     check_refused("cannot be read", read_npz, path, ("x",))
-
-
-@pytest.mark.parametrize("cut", range(0, 9300, 311))
-def test_a_batch_that_ends_early(tmp_path, cut):
-    content, _ = python2_batch()
-    path = tmp_path / "batch"
-    path.write_bytes(content[:cut])
-    check_refused("batch", read_pickled_batch, path, "labels")
-
-
-def test_any_changed_byte_of_a_batch_gives_a_batch_or_a_clear_error(tmp_path):
-    content, data = python2_batch(count=1)
-    path = tmp_path / "batch"
-    head = content.index(data.tobytes())
-    rng = np.random.default_rng(5)
-    refused = 0
-    for place in [*range(head), *range(head + 3072, len(content))]:
-        for _ in range(4):
-            changed = bytearray(content)
-            changed[place] = rng.integers(256)
-            path.write_bytes(changed)
-            try:
-                images, labels = read_pickled_batch(path, "labels")
-            except ConfigError:
-                refused += 1
-            else:
-                assert images.shape[1:] == (3, 32, 32)
-                assert ((labels >= 0) & (labels < 256)).all()
-    assert refused > head
-
-
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        ({"labels": [1]}, "has no key 'data'"),
-        ({"data": np.zeros((1, 3072), np.uint8)}, "has no key 'labels'"),
-        ({"data": np.zeros((1, 3072), np.int32), "labels": [1]}, "'data' are an array of another dtype than uint8"),
-        ({"data": np.zeros((1, 3071), np.uint8), "labels": [1]}, r"no array of shape \(n, 3072\)"),
-        ({"data": [1], "labels": [1]}, "'data' are no array"),
-        ({"data": np.zeros(3072, np.uint8), "labels": [1]}, r"'data' are no array of shape \(n, 3072\)"),
-        ({"data": np.zeros((1, 3072), np.uint8), "labels": ["a"]}, "labels are no list of whole numbers"),
-        ({"data": np.zeros((1, 3072), np.uint8), "labels": [2**70]}, r"the opcode b'\\x8a'"),
-        ({"data": np.zeros((1, 3072), np.uint8), "labels": [256]}, "labels are no list of whole numbers from 0 to 255"),
-    ],
-)
-def test_a_batch_with_other_contents(tmp_path, batch, message):
-    path = tmp_path / "batch"
-    path.write_bytes(pickle.dumps(batch | {"filenames": ["a.png"]}, 3))
-    check_refused(message, read_pickled_batch, path, "labels")
 
 
 def test_leafs_json(tmp_path):

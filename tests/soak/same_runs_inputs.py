@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import pickle
 import runpy
 import struct
 import sys
@@ -28,7 +27,7 @@ def _tasks(words: str, options: str) -> dict[str, str]:
 #: Arguments of `afflux run --rule fedbuff:buffer_size=2`, by the name of the run folder.
 RUNS = {
     **_tasks("mnist/mlp/idx fashion-mnist/logreg/idx emnist-balanced/wkafl-cnn/idx emnist-letters/logreg/npz", IMAGES),
-    **_tasks("cifar10/lenet5/npz cifar10/afl-cnn/bin cifar10/ca2fl-cnn/py cifar100/fadas-cnn/py", IMAGES),
+    **_tasks("cifar10/lenet5/npz cifar10/afl-cnn/bin cifar10/ca2fl-cnn/npz cifar100/fadas-cnn/npz", IMAGES),
     **_tasks("cifar100/resnet18-bn/bin cifar100/resnet18-gn/npz", IMAGES),
     **_tasks("femnist/wkafl-cnn/leaf", OWNERS),
     **_tasks("shakespeare/char-lstm/leaf shakespeare/char-lstm/table shakespeare/char-lstm/roles", OWNERS),
@@ -74,22 +73,13 @@ def write_data(folder: Path) -> None:
                 path = folder / "idx" / place / f"{prefix}-{kind}-ubyte{suffix}"
                 path.write_bytes(gzip.compress(content, mtime=0) if suffix else content)
     batches = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
-    for form, ten, hundred in (
-        ("bin", "cifar-10-batches-bin", "cifar-100-binary"),
-        ("py", "cifar-10-batches-py", "cifar-100-python"),
-    ):
-        for place, names, coarse in ((ten, batches, False), (hundred, ["train", "test"], True)):
-            (folder / form / place).mkdir(parents=True)
-            for name in names:
-                (images, labels), _ = _parts(rng, (3, 32, 32), 10)
-                rows = images.reshape(len(images), -1)
-                path = folder / form / place / (f"{name}.bin" if form == "bin" else name)
-                if form == "py":
-                    key = "fine_labels" if coarse else "labels"
-                    path.write_bytes(pickle.dumps({"data": rows, key: labels.tolist()}, protocol=3))
-                else:
-                    columns = [labels[:, None].astype(np.uint8)] * (1 + coarse)
-                    path.write_bytes(np.hstack([*columns, rows]).tobytes())
+    for place, names, coarse in (("cifar-10-batches-bin", batches, 0), ("cifar-100-binary", ["train", "test"], 1)):
+        (folder / "bin" / place).mkdir(parents=True)
+        for name in names:
+            (images, labels), _ = _parts(rng, (3, 32, 32), 10)
+            columns = [labels[:, None].astype(np.uint8)] * (1 + coarse)
+            content = np.hstack([*columns, images.reshape(len(images), -1)]).tobytes()
+            (folder / "bin" / place / f"{name}.bin").write_bytes(content)
     _write_texts(folder, rng)
     starts = [(device, 10 * number + device) for device in range(5) for number in range(20)]
     lines = [f"{device},{start},{start + 4}" for device, start in starts]

@@ -1,4 +1,4 @@
-"""What the code of FADAS's authors does with CIFAR-10, beside its network: augmented images, and initial values.
+"""What the code of FADAS's authors does with CIFAR-10, beside its network: augmented images.
 
 An image is padded by 4 and cropped at random, and flipped with the chance 1/2; `randaugment` then makes two operations
 of torchvision's RandAugment at magnitude 14 of 31.
@@ -15,9 +15,9 @@ from afflux.sim.data.image_set import ImageSet, channel_moments
 from afflux.sim.workload.task import Batched, Divided, Partitioned
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
-AUGMENTATIONS, INITIAL_VALUES = ("none", "crop-flip", "randaugment"), ("torch", "kaiming")
+AUGMENTATIONS = ("none", "crop-flip", "randaugment")
 PADDING, OPERATIONS = 4, 2
 #: At magnitude 14 of 30: of shears, pixels (of 32), degrees, factors, bits and the threshold of solarize.
 SHEAR, SHIFT, ANGLE, FACTOR, BITS, THRESHOLD = 0.14, 7, 14, 0.42, 6, 136
@@ -127,18 +127,3 @@ def augmented(clients: Partitioned, data: ImageSet, kind: str) -> Partitioned:
     moments = np.array([channel_moments(data.x_train[:, channel]) for channel in range(data.shape[0])], np.float32)
     fields = (clients.num_clients, clients.partition, clients.heterogeneity, kind)
     return Augmented(torch.tensor(data.x_train), clients.y, *fields, torch.tensor(moments.T[..., None, None]))
-
-
-def with_kaimings_values(model: "Callable[..., nn.Module]", rng: np.random.Generator) -> "nn.Module":
-    """Return the module of a model, with values of N(0, 2 / fan in) in all layers but the last, and biases of 0."""
-    import torch
-
-    module = model(rng)
-    layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)]
-    for layer in layers[:-1]:
-        deviation = (2 / layer.weight[0].numel()) ** 0.5
-        with torch.no_grad():
-            layer.weight.copy_(torch.from_numpy(deviation * rng.standard_normal(tuple(layer.weight.shape))))
-            if layer.bias is not None:
-                layer.bias.zero_()
-    return module

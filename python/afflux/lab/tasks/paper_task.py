@@ -1,12 +1,11 @@
 """The task of a paper: a data set and a network (docs/reference/data.md), images or text."""
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from afflux.lab.tasks.augmentation import AUGMENTATIONS, INITIAL_VALUES, augmented, with_kaimings_values
+from afflux.lab.tasks.augmentation import AUGMENTATIONS, augmented
 from afflux.lab.tasks.text_set import TextSet
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
@@ -31,7 +30,6 @@ def paper_task(
     inputs: str = "standardised",
     server_classes: int = 0,
     augment: str = "none",
-    initial: str = "torch",
 ) -> Task:
     """Return the task of a data set and a model.
 
@@ -46,7 +44,6 @@ def paper_task(
         server_classes: the server's examples for rules that score updates (Zeno++) are images of so many classes, the
             first ones; 0: of all.
         augment: crop-flip or randaugment: the clients augment their images, see `augmentation`.
-        initial: torch: the initial values of torch's layers; kaiming: those of FADAS's authors.
 
     Raises:
         ConfigError: unknown names, no or damaged files, a model that cannot take the examples, server_classes of
@@ -54,14 +51,11 @@ def paper_task(
             to be divided, or whose scale is another.
     """
     known("augment", augment, AUGMENTATIONS)
-    known("initial", initial, INITIAL_VALUES)
     data = read_data_set(dataset, settings.data_dir)
     if isinstance(data, TextSet):
         task = text_task(data, network)
     else:
         task = image_set_task(data, network, settings, data, inputs)
-    if initial != "torch":
-        task = replace(task, model=partial(with_kaimings_values, task.model))
     if augment != "none":
         clients = task.clients
         if not (isinstance(data, ImageSet) and isinstance(clients, Partitioned)) or inputs != "standardised":

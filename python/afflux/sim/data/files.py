@@ -1,15 +1,12 @@
 """The files of the user's data folder, in one of several layouts, and readers of their formats: IDX, NumPy's archives,
-CIFAR's records and pickles, tables. Files are regular ones of bounded size, or links to them.
+CIFAR's records, tables. Files are regular ones of bounded size, or links to them.
 """
 
 import csv
 import errno
 import gzip
-import io
 import math
 import os
-import pickle
-import pickletools
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +15,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Generic, TypeVar
-from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, BadZipFile, ZipFile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 
@@ -35,7 +32,7 @@ MOST_BYTES = 1 << 30
 #: What readers of formats raise for damaged and forged files.
 _ERRORS = (
     *(OSError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
-    *(RuntimeError, MemoryError, BadZipFile, zlib.error, pickle.UnpicklingError),
+    *(RuntimeError, MemoryError, BadZipFile, zlib.error),
 )
 
 
@@ -160,8 +157,6 @@ def read_first(name: str, data_dir: Path, layouts: Sequence[FileLayout[Data]]) -
 #: Bytes of an image of CIFAR.
 PIXELS = 3 * 32 * 32
 CHUNK = 1 << 20
-#: zipfile decompresses LZMA without a limit, at most 7,000 bytes for each that it reads, and reads so many at least.
-LEAST_CHUNK = 4096
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
@@ -201,10 +196,10 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     return np.frombuffer(values, np.uint8).reshape(shape)
 
 
-def _at_most(file: IO[bytes] | gzip.GzipFile, count: int, chunk: int = CHUNK) -> bytes:
+def _at_most(file: IO[bytes] | gzip.GzipFile, count: int) -> bytes:
     """Read up to `count` bytes, in pieces, because a damaged header may name more bytes than the memory has."""
     pieces = []
-    while count > 0 and (piece := file.read(min(count, chunk))):
+    while count > 0 and (piece := file.read(min(count, CHUNK))):
         pieces.append(piece)
         count -= len(piece)
     return b"".join(pieces)
@@ -233,13 +228,12 @@ def read_npz(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
         size = sum(member.file_size for member in arrays)
         if size > MOST_BYTES:
             raise bad_file(path, f"has arrays of {size} bytes", f"at most {MOST_BYTES} bytes")
-        if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED, ZIP_LZMA) for member in arrays):
-            raise bad_file(path, "is compressed by another method than deflate and LZMA", expected)
+        if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED) for member in arrays):
+            raise bad_file(path, "is compressed by another method than deflate", expected)
         contents = []
         for member in arrays:
             with archive.open(member) as content:
-                chunk = LEAST_CHUNK if member.compress_type == ZIP_LZMA else CHUNK
-                contents.append(array_of(_at_most(content, member.file_size, chunk)))
+                contents.append(array_of(_at_most(content, member.file_size)))
         return contents
 
 
@@ -298,117 +292,3 @@ def read_table(path: Path, columns: Sequence[str], quoted: bool = False) -> Iter
             yield rows.line_num, [values[place] for place in places]
     except csv.Error as error:
         raise bad_file(path, f"is no table in line {rows.line_num}: {error}", expected) from None
-
-
-# CIFAR's python version is published as pickles of a dict of an array and of lists of numbers. A pickle is a program.
-# Before it runs, its opcodes are compared with an allow-list: none imports or calls anything but the names below, and
-# those are replaced by a class of this module, which only stores its arguments. The dict is read as a list of keys and
-# values, because hashing the keys of a forged dict can take quadratic or exponential time.
-
-#: As Python 2 and 3 write such a dict, in protocol 2 (Python 2 only), 3 or 4. All of them take time and memory in
-#: proportion to the file, if the numbers of BINPUT and LONG_BINPUT do: the unpickler allocates a table of as many
-#: entries as the largest of them.
-NAMES_OF_OPCODES = (
-    "PROTO FRAME STOP EMPTY_DICT SETITEMS MARK EMPTY_LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
-    "NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 SHORT_BINSTRING BINSTRING SHORT_BINBYTES BINBYTES SHORT_BINUNICODE "
-    "BINUNICODE GLOBAL STACK_GLOBAL REDUCE BUILD BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET"
-)
-OPCODES = {op.code.encode("latin-1"): op for op in pickletools.opcodes if op.name in NAMES_OF_OPCODES.split()}
-NAMES = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype")
-
-
-class _Call:
-    """A call of one of `NAMES`, which is not made: its arguments, and the state that follows."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-        self.state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> type:
-        if f"{module}.{name}" not in NAMES:
-            raise ValueError(f"it refers to {brief(f'{module}.{name}')}")
-        return _Call
-
-
-def read_pickled_batch(path: Path, labels: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read the images and labels of one file.
-
-    Args:
-        path: the file, as data_batch_1 of CIFAR-10 or train of CIFAR-100.
-        labels: key of the labels: "labels" for CIFAR-10, "fine_labels" for CIFAR-100.
-
-    Returns:
-        Images (n, 3, 32, 32) uint8 and labels (n,) int64.
-
-    Raises:
-        ConfigError: the file cannot be read, is no pickle of such a dict, or names anything but NumPy's array
-            constructors.
-    """
-    expected = f"a pickle (protocol 2, 3 or 4) of a dict with 'data', uint8 of shape (n, {PIXELS}), and {labels!r}, "
-    expected += "a list of n whole numbers"
-    content = bytearray(read_bytes(path, expected))
-    with readable(path, expected):
-        _replace_dict(content)
-        items = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-        # A file of Python 2 has the keys as bytes.
-        values = {
-            key.decode() if isinstance(key, bytes) else key: value
-            for key, value in zip(items[::2], items[1::2], strict=True)
-            if isinstance(key, str | bytes)
-        }
-        absent = [name for name in ("data", labels) if name not in values]
-        if not absent:
-            return _images(values["data"]), _labels(values[labels])
-    raise bad_file(path, f"has no key {', '.join(map(repr, absent))}", expected)
-
-
-def _replace_dict(content: bytearray) -> None:
-    """Check the opcodes of a pickle, and make its dict a list: change EMPTY_DICT and SETITEMS to the opcodes of a list.
-
-    Raises:
-        ValueError: an opcode is not allowed, or there is another dict than one that is filled at the end.
-    """
-    file, name = io.BytesIO(content), ""
-    places: dict[str, list[int]] = {"EMPTY_DICT": [], "SETITEMS": []}
-    while name != "STOP":
-        code = file.read(1)
-        if code not in OPCODES:
-            raise ValueError(f"it holds the opcode {code!r}" if code else "it has no end")
-        name, argument = OPCODES[code].name, OPCODES[code].arg
-        if name in places:
-            places[name].append(file.tell() - 1)
-        elif name == "GLOBAL":
-            file.readline(), file.readline()  # the disassembler would interpret escapes, and warn of unknown ones
-        elif argument is not None:
-            number = argument.reader(file)
-            if name in ("BINPUT", "LONG_BINPUT") and number >= len(content):
-                raise ValueError(f"it stores object {number} of {len(content)} bytes")
-    dicts, fills = places.values()
-    if len(dicts) != 1 or len(fills) != 1:
-        raise ValueError(f"it holds {len(dicts)} dicts, filled {len(fills)} times")
-    content[dicts[0]] = ord(pickle.EMPTY_LIST)
-    content[fills[0]] = ord(pickle.APPENDS)
-
-
-def _images(value: Any) -> np.ndarray:
-    if type(value) is not _Call:
-        raise ValueError("its 'data' are no array")
-    _, shape, dtype, column_major, pixels = value.state
-    if type(dtype) is not _Call or dtype.arguments[0] not in ("u1", b"u1"):
-        raise ValueError("its 'data' are an array of another dtype than uint8")
-    if type(pixels) is not bytes or type(shape) is not tuple or len(shape) != 2 or shape[1] != PIXELS:
-        # The text of a forged shape, of tuples in tuples, may be longer than the memory.
-        raise ValueError(f"its 'data' are no array of shape (n, {PIXELS})")
-    images = np.frombuffer(pixels, np.uint8).reshape(shape, order="F" if column_major is True else "C")
-    return images.reshape(-1, 3, 32, 32)
-
-
-def _labels(value: Any) -> np.ndarray:
-    if type(value) is not list or not all(type(label) is int and 0 <= label < 256 for label in value):
-        raise ValueError("its labels are no list of whole numbers from 0 to 255")
-    return np.array(value, np.int64)

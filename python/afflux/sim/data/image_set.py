@@ -10,7 +10,7 @@ import numpy as np
 
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
-from afflux.sim.data.files import FileLayout, bad_file, read_idx, read_npz, read_pickled_batch, read_records
+from afflux.sim.data.files import FileLayout, bad_file, read_idx, read_npz, read_records
 from afflux.sim.errors import require
 
 PARTS = ("x_train", "y_train", "x_test", "y_test")
@@ -269,11 +269,9 @@ LAYOUTS: Mapping[str, list[FileLayout[ImageSet]]] = {
         _CIFAR10.archive(),
         _CIFAR10.batches(("cifar10", "."), ".npz", partial(read_npz, names=("x", "y"))),
         _CIFAR10.batches(("cifar-10-batches-bin", "cifar10"), ".bin", partial(read_records, label_bytes=1)),
-        _CIFAR10.batches(("cifar-10-batches-py", "cifar10"), "", partial(read_pickled_batch, labels="labels")),
     ],
     "cifar100": [
         _CIFAR100.archive(),
         _CIFAR100.batches(("cifar-100-binary", "cifar100"), ".bin", partial(read_records, label_bytes=2)),
-        _CIFAR100.batches(("cifar-100-python", "cifar100"), "", partial(read_pickled_batch, labels="fine_labels")),
     ],
 }

@@ -5,7 +5,7 @@ A law has a name and options: `fadas-large:gamma=0.5`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -74,26 +74,21 @@ class FadasDelays:
 class HalfNormalDelays:
     """CA2FL's running times (its appendix D): half-normal laws, one for each client.
 
-    halfnorm(s): s + |N(0, 1)| if s is the location, s |N(0, 1)| if s is the scale; drawn anew at each dispatch. The
-    paper writes halfnorm(s) without naming the parameter. The location fits its numbers: docs/reference/data.md.
+    halfnorm(s): s + |N(0, 1)|, drawn anew at each dispatch. The paper writes halfnorm(s) without naming the parameter.
+    The location fits its numbers, and the scale does not: docs/reference/data.md.
     """
 
     upper: float = 5.0  #: s ~ U(0, upper), drawn for each client at the start: 5, 1 or 0.5 in the paper.
     s: float | None = None  #: the same s for all clients: 5 in the paper's fixed law
-    reading: Literal["location", "scale"] = "location"
 
     def __post_init__(self) -> None:
         """Raise ConfigError if an option is out of range."""
         check_positive(self, "upper")
         check_finite(self, *(["s"] if self.s is not None else []))
-        if self.reading not in ("location", "scale"):
-            raise ConfigError(f"reading is {self.reading!r}, must be location or scale")
 
     def __call__(self, num_clients: int, rng: np.random.Generator) -> Delay:
         """Draw the s of each client."""
         s = rng.uniform(0.0, self.upper, size=num_clients) if self.s is None else np.full(num_clients, self.s)
-        if self.reading == "scale":
-            return lambda client, times: float(s[client] * abs(times.standard_normal()))
         return lambda client, times: float(s[client] + abs(times.standard_normal()))
 
 
