@@ -32,6 +32,7 @@ napoleon_attr_annotations = False  # as above
 
 html_theme = "furo"
 html_title = "afflux"
+html_static_path, html_css_files = ["_static"], ["pictures.css"]
 
 ROOT, DOCS = Path(__file__).parents[1], Path(__file__).parent
 #: Pages of the site whose text is a file of the repository.
@@ -79,9 +80,8 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
 
 def _with_title_and_picture(name: str, text: str) -> str:
     """Returns a page of results, as `python -m bench.papers` writes it, as an unlisted page of the site."""
-    return (
-        f"---\norphan: true\n---\n# {name}\n\n{text.replace('### ', '## ')}\n![The figures of this page]({name}.png)\n"
-    )
+    alternative = f"Figures of {name}: the numbers of the table, or the curves of its runs"
+    return f"---\norphan: true\n---\n# {name}\n\n{text.replace('### ', '## ')}\n![{alternative}]({name}.png)\n"
 
 
 def params_of_commands() -> Iterator[tuple[str, list[Any]]]:

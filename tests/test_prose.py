@@ -1,4 +1,4 @@
-"""README and the pages of docs use the words of the field: a list of phrases that they avoid, with what to write."""
+"""The pages use the words of the field (a list of phrases that they avoid, with what to write), and are short."""
 
 import re
 
@@ -37,7 +37,8 @@ PHRASES = {
     r"from then on": "after that",
 }
 CODE = re.compile(r"^```.*?^```$|^:::.*?$|`[^`]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
-PAGES = [ROOT / "README.md", *DOCS]
+#: All of the site.
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "bench").glob("[PR]*.md"))]
 
 
 def found(text: str) -> list[str]:
@@ -58,3 +59,14 @@ def test_the_list_is_short_and_finds_its_phrases():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_has_none_of_the_phrases(page):
     assert found(page.read_text(encoding="utf-8")) == []
+
+
+def test_pages_are_short():
+    """A guide has at most 1,200 words, another page 2,500, all together 40,000; README has 130 lines."""
+    readme = ROOT / "README.md"
+    words = {page: len(page.read_text(encoding="utf-8").split()) for page in [readme, *DOCS]}
+    limits = {"guides": 1200, "reference": 2500}
+    assert {page.parent.name for page in words} >= set(limits)
+    assert {page.name: n for page, n in words.items() if n > limits.get(page.parent.name, 2500)} == {}
+    assert sum(words.values()) <= 40_000
+    assert len(readme.read_text(encoding="utf-8").splitlines()) <= 130

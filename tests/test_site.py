@@ -82,6 +82,15 @@ def test_the_page_of_commands_has_every_option(site):
     assert [option for option in options if f">{option}<" not in page] == []
 
 
+def test_pictures_have_alternative_texts(site):
+    """Of several words: a name of a file says nothing."""
+    pictures = [
+        tag for page in site.rglob("*.html") for tag in re.findall(r"<img\b[^>]*_images[^>]*>", page.read_text("utf-8"))
+    ]
+    assert len(pictures) > 30
+    assert [tag for tag in pictures if len(re.search(r'alt="([^"]*)"', tag)[1].split()) < 5] == []
+
+
 def test_every_page_is_reached(site):
     """From the list of pages on the left."""
     index = (site / "index.html").read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isnan, nan, sqrt
+from math import inf, isnan, nan, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,12 @@ def table_page(
         text.append(
             "*n of m*: so many runs have such a number; in the others a client diverged, or the run missed the goal."
         )
+    if points := [x for line in lines for x, _ in line.cell.points]:
+        more = "" if min(points) == inf else ", or .50, in the round in which a run reaches it"
+        text.append(
+            f"A cross in the figure is a number that the paper prints: the accuracy of a run, at its end{more}. "
+            "The paper's curves are pictures, without numbers."
+        )
     if table.note:
         text.append(table.note)
     markdown = "\n".join(text) + "\n\n" + markdown_table(header, body)
@@ -180,7 +186,7 @@ def draw(table: Table, lines: Sequence[Line], curves: Mapping[str, Any], path: P
         for name, runs in curves.items():
             panel, _, label = name.partition(", ")
             panels.setdefault(panel, []).append((label, runs))
-        draw_scores(list(panels.items()), path)
+        draw_scores(list(panels.items()), path, points={line.cell.name: line.cell.points for line in lines})
         return
     ours, theirs = COLOURS[0].picture, COLOURS[1].picture
 

@@ -344,4 +344,4 @@ def _draw(overall: Mapping[str, tuple[Difference, float]], path: Path) -> None:
             axes.errorbar([100 * one.mean], [place], xerr=[0 if math.isnan(one.half) else 100 * one.half], **style)
 
     across = "accuracy minus FedBuff's, points (95 % interval; logarithmic beyond 2)"
-    draw_rows(ranked, marks, across, "Every rule beside FedBuff", path)
+    draw_rows(ranked, marks, across, "Every rule, compared with FedBuff", path)

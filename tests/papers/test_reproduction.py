@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from math import isnan, nan, sqrt
+from math import inf, isnan, nan, sqrt
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -289,17 +289,33 @@ def test_a_search_whose_trials_all_diverge_is_an_error(tuned, tmp_path, monkeypa
 
 
 def test_a_figure_has_a_panel_for_each_first_part_of_a_name(tmp_path, monkeypatch):
-    """And shares the runs of its table."""
-    drawn = []
-    monkeypatch.setattr("bench.papers.comparison.draw_scores", lambda panels, path: drawn.extend(panels))
-    cells = [cell._replace(name=f"p = 1, {cell.name}", paper=None) for cell in CELLS]
+    """And shares the runs of its table, and the paper's numbers, which are points of its curves."""
+    drawn, crosses, pictures = [], {}, set()
+    cells = [cell.curve(f"p = 1, {cell.name}") for cell in CELLS]
     cells += [Cell("p = 2, third, of two", CELLS[0].rule, SETTINGS | {"num_clients": 9})]
-    page, _ = reproduce(Table("x", "Ours", "", "", 0.0, tuple(cells), 1), tmp_path, (0,), limits=Budget(processes=1))
+    for shown in ([cell._replace(points=()) for cell in cells], cells):
+        table = Table("x", "Ours", "", "", 0.0, tuple(shown), 1)
+        page, _ = reproduce(table, tmp_path, (0,), limits=Budget(processes=1))
+        page.draw(tmp_path / "picture.png")
+        pictures.add((tmp_path / "picture.png").read_bytes())
+    assert len(pictures) == 2
+    monkeypatch.setattr(
+        "bench.papers.comparison.draw_scores",
+        lambda panels, path, points: (drawn.extend(panels), crosses.update(points)),
+    )
     page.draw(tmp_path / "picture.png")
     assert [(name, [label for label, _ in curves]) for name, curves in drawn] == [
         ("p = 1", ["first", "second"]),
         ("p = 2", ["third, of two"]),
     ]
+    assert crosses == {
+        "p = 1, first": ((inf, CELLS[0].paper),),
+        "p = 1, second": ((inf, CELLS[1].paper),),
+        "p = 2, third, of two": (),
+    }
+    assert "the accuracy of a run, at its end. The paper's" in page.markdown
+    bits = {cell.name: cell.points for cell in TABLES["ca2fl-figure3"].cells}
+    assert bits["bits, CA2FL"] == ((2940, 0.5), (inf, 0.5366)), "round 294 of 10 arrivals, Table 1"
     for name, table in (("afl-figure2", "afl-table2"), ("wkafl-figure8", "wkafl-table2-cifar10")):
         runs = {(cell.rule, str(cell.settings)) for cell in TABLES[table].cells}
         assert {(cell.rule, str(cell.settings)) for cell in TABLES[name].cells} <= runs

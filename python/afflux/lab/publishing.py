@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import isinf
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from afflux.lab.outcomes import Outcome, load_outcomes
@@ -230,6 +231,7 @@ def draw_scores(
     panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[Evaluated]]]]],
     path: Path,
     metric: Metric = CLASSIFICATION[0],
+    points: Mapping[str, Sequence[tuple[float, float]]] = MappingProxyType({}),
 ) -> None:
     """Write a PNG with the score over the arrivals, one panel beside the other.
 
@@ -238,6 +240,8 @@ def draw_scores(
             colours, the last ones are grey.
         path: of the file.
         metric: the score.
+        points: of a paper, for a curve by the panel's title, a comma and its label: arrivals and score. Beyond the
+            curve's end they are drawn there.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
@@ -251,6 +255,9 @@ def draw_scores(
             named = index < len(COLOURS)
             line = curve(runs, "arrivals", metric.name)
             draw_curve(axes, line, label if named else "", index if named else None)
+            for x, y in points.get(f"{title}, {label}", ()):
+                colour = COLOURS[index].picture if named else "#bbbbbb"
+                axes.plot(min(x, line.x[0][-1]), y, "x", color=colour, markersize=8, markeredgewidth=2, clip_on=False)
         if metric.is_share:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_ylim(*(None if isinf(end) else end for end in metric.bounds))
