@@ -1,6 +1,6 @@
-"""Runs of a simulation in Weights & Biases or in MLflow, by the function `on_evaluation`.
+"""Runs of a simulation in TensorBoard, Weights & Biases or MLflow, by the function `on_evaluation`.
 
-    python examples/trackers.py wandb     # or mlflow; needs the package of that name, and afflux[lab]
+    python examples/trackers.py tensorboard     # or wandb, mlflow; needs the package of that name, and afflux[lab]
 
 WANDB_MODE=offline keeps the runs of W&B in files. MLflow keeps its runs where MLFLOW_TRACKING_URI says.
 """
@@ -9,6 +9,23 @@ import sys
 from contextlib import contextmanager
 
 from afflux.lab import Simulation
+
+
+@contextmanager
+def tensorboard_runs(folder):
+    """Yield an `on_evaluation` that writes event files; a resumed run supersedes what came after its checkpoint."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writers = {}
+
+    def log(run, metrics):
+        if run.name not in writers:
+            writers[run.name] = SummaryWriter(f"{folder}/{run.name}", purge_step=run.resumed_after + 1)
+        for name, value in metrics.items():
+            writers[run.name].add_scalar(name, value, metrics["arrivals"])
+        writers[run.name].flush()
+
+    yield log
 
 
 @contextmanager
@@ -53,7 +70,7 @@ def main(tracker):
     """Compare two rules on digits."""
     settings = {"model": "logreg", "num_clients": 20, "concurrency": 5, "arrivals": 60, "eval_every": 20}
     simulation = Simulation.of("images", ["fedbuff:buffer_size=5", "fedasync"], seeds=[0, 1], **settings)
-    with {"wandb": wandb_runs, "mlflow": mlflow_runs}[tracker]("afflux") as log:
+    with {"tensorboard": tensorboard_runs, "wandb": wandb_runs, "mlflow": mlflow_runs}[tracker]("afflux") as log:
         results = simulation.run(on_evaluation=log)
     for run in results:
         print(f"{run.spec.label}, seed {run.seed}: {run.final_accuracy:.3f}")

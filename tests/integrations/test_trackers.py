@@ -1,12 +1,15 @@
-"""examples/trackers.py: W&B, offline, and MLflow, in files, have every evaluation of every run."""
+"""examples/trackers.py: TensorBoard, W&B, offline, and MLflow, in files, have every evaluation of every run."""
 
 import struct
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from afflux.lab import Simulation
+from afflux.lab import Simulation, resume
+from afflux.lab.runs.run_checkpoint import InterruptedRun
+from stopped_runs import Stopped, stop_at
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import trackers
@@ -28,6 +31,38 @@ def tracked(runs):
         results = Simulation.of("images", RULES, seeds=SEEDS, **SETTINGS).run(on_evaluation=both)
     assert [[row["arrivals"] for row in rows] for rows in numbers.values()] == [[20, 40, 60]] * 4
     return results, numbers
+
+
+def scalars(folder):
+    """Every scalar that TensorBoard itself shows of a folder: {tag: [(step, value)]}."""
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = loader.EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_in_files(tmp_path):
+    pytest.importorskip("tensorboard")
+    _, numbers = tracked(trackers.tensorboard_runs(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == numbers.keys()
+    for name, rows in numbers.items():
+        expected = {key: [(row["arrivals"], float(np.float32(row[key]))) for row in rows] for key in rows[0]}
+        assert scalars(tmp_path / name) == expected
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(0.0, 39), (1000.0, 0)])
+def test_tensorboard_of_a_resumed_run_supersedes_what_came_after_its_checkpoint(seconds, kept, tmp_path):
+    pytest.importorskip("tensorboard")
+    simulation = Simulation.of("images", RULES[0], **SETTINGS | {"eval_every": 3})
+    with trackers.tensorboard_runs(tmp_path / "whole") as log:
+        simulation.run(on_evaluation=log)
+    store, out = tmp_path / "store", tmp_path / "run"
+    with trackers.tensorboard_runs(tmp_path / "parts") as log, pytest.raises(Stopped):
+        simulation.run(store=store, out=out, checkpoint_every=seconds, on_evaluation=log, watch=stop_at(40))
+    assert InterruptedRun(store).arrivals == kept
+    with trackers.tensorboard_runs(tmp_path / "parts") as log:
+        resume(store, on_evaluation=log)
+    parts, whole = (scalars(next((tmp_path / name).iterdir())) for name in ("parts", "whole"))
+    assert dict(parts["test/accuracy"]) == dict(whole["test/accuracy"])
 
 
 def test_mlflow_in_files(tmp_path, monkeypatch):

@@ -91,7 +91,7 @@ def test_models_on_the_way_also_of_a_run_that_was_stopped(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         own.run(out=tmp_path / "out", store=tmp_path / "store", checkpoint_every=0, save_every=6, watch=stop)
-    (resumed,) = resume(tmp_path / "store", task=own.task, save_every=6)
+    (resumed,) = resume(tmp_path / "store", task=own.task)
     (whole,) = own.run(out=tmp_path / "whole", save_every=6)
     folders = [sorted((tmp_path / name / "models").iterdir()) for name in ("out", "whole")]
     assert [path.name.removeprefix("fedbuff_buffer_size=3-seed0") for path in folders[1]] == [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import made_runs
-from afflux.lab.results import run_folder, tensorboard
+from afflux.lab.results import run_folder
 from afflux.lab.results.run_result import Evaluation, RunResult
 from afflux.lab.results.statistics import paired_differences, reach_targets
 from afflux.rules.specs import RuleSpec
@@ -137,19 +137,3 @@ def test_statistics(results):
     assert results.paired_differences("mean_staleness", 0.8) == paired_differences(list(results), "mean_staleness", 0.8)
     assert results.targets(0.05, 0.2) == reach_targets(list(results), [0.05, 0.2])
     assert {row.target for row in results.targets()} >= {0.05}
-
-
-def test_event_files_need_a_folder_and_the_package(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match="pip install tensorboard"):
-        simulation().run(tensorboard=True, out=tmp_path / "run")
-    monkeypatch.setattr(tensorboard, "find_spec", lambda name: name)
-    check_refused("tensorboard needs out=, a folder", simulation().run, tensorboard=True)
-    assert not (tmp_path / "run").exists()
-
-
-def test_event_files_of_a_simulation(tmp_path):
-    pytest.importorskip("tensorboard")
-    simulation().run(tensorboard=True, out=tmp_path / "run")
-    names = sorted(path.name for path in (tmp_path / "run" / "tensorboard").iterdir())
-    assert names == ["fedasync-seed0", "fedasync-seed1", "fedbuff_buffer_size=3-seed0", "fedbuff_buffer_size=3-seed1"]

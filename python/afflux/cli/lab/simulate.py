@@ -79,8 +79,6 @@ RESUME = (
 )
 CHECKPOINT_EVERY = "With --store: seconds between two checkpoints; 0: after every event. Also on Ctrl-C and SIGTERM."
 
-TENSORBOARD = "Write TensorBoard's event files into the run folder during the run; needs the package tensorboard."
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD, hidden=True)]
 SAVE_EVERY = (
     "If not 0: save the model after each so many arrivals in models/ of the run folder, beside that of the end."
 )
@@ -153,7 +151,6 @@ def compare(
     workers: TrainingWorkers = 1,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
-    tensorboard: TensorBoard = False,
     save_every: SaveEvery = 0,
     grid: Annotated[list[str] | None, typer.Option(help=GRID)] = None,
     trials: Annotated[int, typer.Option(min=0, help=TRIALS)] = 0,
@@ -166,8 +163,8 @@ def compare(
     specs = parse_rules(chosen, buffer_size=buffer_size, server_lr=server_lr)
     config = settings_for_task(context, config, specs)
     if grid:
-        if paired or tensorboard or save_every:
-            raise ConfigError("--grid makes runs of its own, without --paired, --tensorboard and --save-every")
+        if paired or save_every:
+            raise ConfigError("--grid makes runs of its own, without --paired and --save-every")
         from afflux.cli.lab.terminal import show_progress
         from afflux.lab.grid import command, grid_page, parse_grid, run_grid
         from afflux.lab.publishing import publish
@@ -189,8 +186,7 @@ def compare(
         raise ConfigError("--trials is the number of settings of a grid; give --grid")
     from afflux.lab.runs.compare import default_processes
 
-    options = {"processes": jobs or default_processes(workers), "workers": workers}
-    options |= {"tensorboard": tensorboard, "save_every": save_every}
+    options = {"processes": jobs or default_processes(workers), "workers": workers, "save_every": save_every}
     _print_results(*make_runs(specs, parse_seeds(seeds), config, out, paired=paired, **options))
 
 
@@ -204,7 +200,6 @@ def run(
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     workers: TrainingWorkers = 1,
-    tensorboard: TensorBoard = False,
     save_every: SaveEvery = 0,
     store: Annotated[Path | None, typer.Option(help=STORE)] = None,
     resume: Annotated[Path | None, typer.Option(help=RESUME)] = None,
@@ -215,7 +210,7 @@ def run(
     if resume is not None:
         refuse_other_options(
             *(context, "--resume", "resume", "checkpoint_every", "out", "rule", "task", "selection"),
-            *("tensorboard", "save_every", "workers"),
+            *("save_every", "workers"),
         )
         require(*EXTRA)
         from afflux.cli.lab.terminal import show_progress
@@ -226,8 +221,7 @@ def run(
         files = {n: getattr(config, n) for n in ("task", "selection") if is_on_command_line(context, n)}
         typed = None if rule is None else parse_rules([rule])[0]
         stored = InterruptedRun(resume, out, typed, **files)
-        shared: dict[str, Any] = {"checkpoint_every": checkpoint_every, "tensorboard": tensorboard, "workers": workers}
-        shared["save_every"] = save_every
+        shared: dict[str, Any] = {"checkpoint_every": checkpoint_every, "save_every": save_every, "workers": workers}
         title = Job(stored.spec, stored.header.seed).title
         with show_progress([title], stored.config.arrivals) as watch:
             results = library.resume(stored, watch=watch, **shared)
@@ -241,6 +235,6 @@ def run(
         raise ConfigError("give --rule or --paper, or --resume to continue a run")
     specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
     config = settings_for_task(context, config, specs)
-    options: dict[str, Any] = {"workers": workers, "tensorboard": tensorboard}
-    options |= {"store": store, "checkpoint_every": checkpoint_every, "save_every": save_every}
+    options: dict[str, Any] = {"workers": workers, "store": store, "save_every": save_every}
+    options["checkpoint_every"] = checkpoint_every
     _print_results(*make_runs(specs, [seed], config, out, **options))

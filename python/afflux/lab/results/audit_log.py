@@ -218,7 +218,6 @@ class AuditOutput(NamedTuple):
 
     folder: Path  #: must exist
     save_every: int = 0  #: arrivals between two models that are saved; 0: only the last one
-    tensorboard: bool = False  #: write TensorBoard's event files
 
 
 def file_stem(label: str, seed: int) -> str:

@@ -2,7 +2,6 @@
 
 import platform
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -32,7 +31,6 @@ from afflux.lab.results.finished_runs import (
 from afflux.lab.results.model_file import FOLDER as MODELS
 from afflux.lab.results.run_result import RunResult, buffer_sizes, buffers_text, group_by_rule, summarise
 from afflux.lab.results.statistics import data_frame, paired_differences
-from afflux.lab.results.tensorboard import FOLDER as TENSORBOARD
 from afflux.ops.errors import ConfigError, StoreError, UnavailableError
 from afflux.sim.errors import errors_of_writing, require
 from afflux.sim.workload.config import IMAGES, OF_PRESENCE, SimConfig
@@ -43,7 +41,7 @@ from afflux.store.lock import LOCK, InUseError, Lock
 CSV_TABLES = {"metrics.csv": "evaluations"}  # clients.csv: of a task that evaluates clients
 CSV_TABLES |= {f"{name}.csv": name for name in ("staleness", "participation", "targets", "summary", "bytes", "clients")}
 FILES = ("config.json", *CSV_TABLES, "summary.json", "curves.png", "report.html")
-FOLDERS = {FOLDER, TENSORBOARD, MODELS}
+FOLDERS = {FOLDER, MODELS, "tensorboard"}  # the last one is of an older afflux
 #: They write the files; SciPy comes with the last one.
 PACKAGES = ("matplotlib", "pandas", "jinja2", "safetensors", "sklearn")
 #: File beside the logs of a run with a store: an id that no other store can know. A forged store may name any folder.
@@ -158,7 +156,6 @@ def remove_run_files(folder: Path, jobs: Sequence[Job]) -> None:
             if re.fullmatch(rf"{re.escape(stem)}(-\d+)?\.(jsonl|safetensors(\.new)?)", path.name):
                 with errors_of_writing(path):
                     path.unlink()
-        shutil.rmtree(folder / TENSORBOARD / stem, ignore_errors=True)
 
 
 def dated_folder() -> Path:

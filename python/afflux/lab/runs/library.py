@@ -14,7 +14,6 @@ from afflux.lab.results.finished_runs import Job, Runs, check_inputs
 from afflux.lab.results.run_history import JobProgress, OnEvaluation
 from afflux.lab.results.run_result import buffers_text
 from afflux.lab.results.simulation_results import SimulationResults
-from afflux.lab.results.tensorboard import FOLDER, event_files, require_tensorboard
 from afflux.lab.runs.compare import compare, inputs_of_jobs, make_jobs
 from afflux.lab.runs.run_checkpoint import CHECKPOINT_SECONDS, InterruptedRun, StoredRun, interrupted_run
 from afflux.lab.runs.workers import Workers
@@ -301,7 +300,6 @@ class Simulation:
         out: Path | str | None = None,
         store: Path | str | None = None,
         checkpoint_every: float = CHECKPOINT_SECONDS,
-        tensorboard: bool = False,
         save_every: int = 0,
         watch: JobProgress | None = None,
         on_evaluation: OnEvaluation | None = None,
@@ -324,7 +322,6 @@ class Simulation:
                 needs to continue the run after an interruption. Needs `out`.
             checkpoint_every: seconds between two checkpoints in the store; 0: after every event. Ctrl-C and SIGTERM
                 make one, too.
-            tensorboard: whether TensorBoard's event files are written during the runs.
             save_every: if not 0: the model is saved after each so many arrivals, beside that of the end.
             watch: called with (index of the run, its progress); may raise an exception to stop.
             on_evaluation: called with (`TrackedRun`, dict of numbers) in this process, after each evaluation but that
@@ -346,15 +343,14 @@ class Simulation:
         options: dict[str, Any] = {"processes": processes, "workers": workers, "watch": watch}
         options["on_evaluation"] = on_evaluation
         if out is None:
-            given = {"tensorboard": tensorboard, "store": store, "save_every": save_every}
-            for name, value in given.items():
-                if value not in (False, None):
+            for name, value in {"store": store, "save_every": save_every}.items():
+                if value not in (0, None):
                     raise ConfigError(f"{name} needs out=, a folder")
             finished: dict[int, Runs] = {}
             compare(self.jobs, self.config, task=self.task, finished=finished, **options)
             return SimulationResults.of_runs(finished, self.config)
-        _require_packages(tensorboard)
-        output = AuditOutput(Path(out) / audit_log.FOLDER, save_every, tensorboard)
+        require(*run_folder.PACKAGES)
+        output = AuditOutput(Path(out) / audit_log.FOLDER, save_every)
         if store is not None:
             if len(self.jobs) != 1 or self.jobs[0].followers:
                 raise ConfigError("a store is for one rule and one seed")
@@ -375,7 +371,6 @@ def resume(
     selection: str | None = None,
     out: Path | str | None = None,
     checkpoint_every: float = CHECKPOINT_SECONDS,
-    tensorboard: bool = False,
     save_every: int = 0,
     workers: Workers = 1,
     watch: JobProgress | None = None,
@@ -390,7 +385,6 @@ def resume(
         selection: FILE.py:FUNCTION with its options, if the selection is in a file, in the same way.
         out: the run folder, if it has moved.
         checkpoint_every: see `Simulation.run`.
-        tensorboard: see `Simulation.run`; a run that was begun with it continues with it.
         save_every: see `Simulation.run`; 0: as the run was begun.
         workers: see `Simulation.run`.
         watch: see `Simulation.run`.
@@ -411,8 +405,8 @@ def resume(
         named = task if isinstance(task, str) else None
         interrupted = InterruptedRun(Path(interrupted), moved, typed, task=named, selection=selection)
     config, output = interrupted.config, interrupted.output
-    output = output._replace(save_every=save_every or output.save_every, tensorboard=tensorboard or output.tensorboard)
-    _require_packages(output.tensorboard)
+    output = output._replace(save_every=save_every or output.save_every)
+    require(*run_folder.PACKAGES)
     if interrupted.finished:
         _LOGGER.warning("%s", printable(f"the run in {interrupted.path} is finished; its results are written again"))
     jobs = [Job(interrupted.spec, interrupted.header.seed)]
@@ -428,7 +422,6 @@ def run_in_folder(
     task: Task | None = None,
     *,
     store: StoredRun | None = None,
-    on_evaluation: OnEvaluation | None = None,
     **options: Any,
 ) -> SimulationResults:
     """Make the runs that a run folder lacks, and write the results of all.
@@ -439,7 +432,6 @@ def run_in_folder(
         output: what the runs write, and the folder of their logs in the run folder.
         task: the task of the clients; default the task in the settings.
         store: of the server of a single job.
-        on_evaluation: see `Simulation.run`.
         options: of `compare`.
 
     Returns:
@@ -451,14 +443,11 @@ def run_in_folder(
     """
     folder, jobs = output.folder.parent, [job._replace(config=job.config or config) for job in jobs]
     resumes = store is not None and store.interrupted is not None
-    with (
-        run_folder.open_run_folder(jobs, config, output, resumes) as finished,
-        event_files(folder / FOLDER if output.tensorboard else None, on_evaluation) as track,
-    ):
+    with run_folder.open_run_folder(jobs, config, output, resumes) as finished:
         if ended := finished.lines:
             inputs = inputs_of_jobs([jobs[index] for index in ended], config, task)
             check_inputs(str(folder), ended, dict(zip(ended, inputs, strict=True)))
-        options |= {"output": output, "task": task, "finished": finished, "on_evaluation": track, "store": store}
+        options |= {"output": output, "task": task, "finished": finished, "store": store}
         try:
             compare(jobs, config, **options)
         except KeyboardInterrupt as error:
@@ -484,10 +473,3 @@ def _resuming(store: Path, spec: RuleSpec, config: SimConfig) -> str:
         named = "".join(f", {name}={text!r}" for name, text in files.items() if name != "task")
         return f"afflux.lab.resume({str(store)!r}, task=...{named})"
     return f"afflux run --resume {store}" + "".join(f" --{name} {quote(text)}" for name, text in files.items())
-
-
-def _require_packages(tensorboard: bool) -> None:
-    """Raise MissingExtraError, before any work is done, unless all files of a run folder can be written."""
-    require(*run_folder.PACKAGES)
-    if tensorboard:
-        require_tensorboard()

@@ -54,7 +54,7 @@ class CheckpointNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     history: RunHistory
     run_id: RunId
     save_every: Count = 0
-    tensorboard: bool = False
+    tensorboard: bool = False  #: of an older afflux
 
     def check(self) -> None:
         """Compare the parts with each other; raise ValueError if they do not agree."""
@@ -108,7 +108,7 @@ class InterruptedRun:
         audit = Path(checkpoint.audit) if folder is None else folder / audit_log.FOLDER
         self.path, self.notes = path, checkpoint
         #: the file of its log, and what else the run writes
-        self.output = AuditOutput(audit, checkpoint.save_every, checkpoint.tensorboard)
+        self.output = AuditOutput(audit, checkpoint.save_every)
         self.config = header.sim_config(path, **named)
         self.spec = header.rule_spec(path, typed)
         self.log = audit / f"{audit_log.file_stem(self.spec.label, header.seed)}.jsonl"  #: Its audit log.
@@ -301,7 +301,6 @@ class StoredRun:
             history=self._leader.history,
             run_id=self._run_id,
             save_every=self._output.save_every,
-            tensorboard=self._output.tensorboard,
         )
         self._leader.server.checkpoint(msgspec.to_builtins(notes), keep=self._loop.older_versions())
         for old in self.path.glob("clients-*.npz*"):
