@@ -102,29 +102,19 @@ class Model(oracle.Admission):
         self.cancel(number)
         return ""
 
-    def step(self, clients, result):
-        self.expire()
-        held, self.by_flush = self.by_flush, True
-        statuses = [self.push(client, self.version)[0] for client in clients]
-        self.by_flush = held
-        if self.buffer:
-            self.round()
-            self.log.append(("flush",))
-        return "".join(f"{status}," for status in statuses)
+    def step_of(self, clients, result):
+        return "".join(f"{status}," for status in self.step(clients))
 
     def wait(self, seconds, result):
         self.clock += seconds
         return "waited"
 
     def flush_of(self, result):
-        if self.buffer:
-            self.round()
-            self.log.append(("flush",))
+        self.flush()
         return ""
 
     def end_pass_of(self, result):
-        if self.num_clients is not None:
-            self.end_pass()
+        self.end_pass()
         return ""
 
     def discard_of(self, result):

@@ -96,13 +96,23 @@ class Admission:
         if self.num_clients is not None and not self.left():
             self.entered = []
 
-    def flush(self):
+    def step(self, clients):
+        """A round of pushes from the newest version; their statuses."""
         self.expire()
+        held, self.by_flush = self.by_flush, True
+        statuses = [self.push(client, self.version)[0] for client in clients]
+        self.by_flush = held
+        self.flush()
+        return statuses
+
+    def flush(self):
         if self.buffer:
             self.round()
             self.log.append(("flush",))
 
     def end_pass(self):
+        if self.num_clients is None:
+            return
         if self.entered:
             self.log.append(("end_pass",))
         if self.buffer:

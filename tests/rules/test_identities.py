@@ -202,21 +202,3 @@ def test_zenopp_sees_directions_and_not_lengths(rng):
             )
         assert (results[0] == results[1]) == scaled
         assert results[0][0]
-
-
-# ---- the sum of a cache --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", [rules.ca2fl(buffer_size=2), rules.afa_cs(buffer_size=2)], ids=["ca2fl", "afa_cs"])
-def test_the_cache_sum_keeps_its_promise_over_10_000_rounds(rule, rng):
-    """|h - recomputed mean| <= 1e-12 of the largest row norm so far; a float32 sum would miss it a million times."""
-    size, clients = 64, 10
-    server = Server(rule, np.zeros(size, np.float32), num_clients=clients)
-    largest = 0.0
-    for i in range(20_000):
-        update = (rng.standard_normal(size) * 10.0 ** rng.integers(-4, 4)).astype(np.float32)
-        largest = max(largest, float(np.linalg.norm(update)))
-        server.push(client=i % clients, **{server.rule.kind: update}, version=server.version)
-    assert server.version == 10_000
-    recomputed = sum(oracle.f64(server.rows.row(c)) for c in range(clients)) / clients
-    assert np.linalg.norm(server.rows.sum / clients - recomputed) <= 1e-12 * largest

@@ -1,7 +1,6 @@
 """The word `trim`: what a part may say, what a server refuses beside it, and what a round then does."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,21 +11,7 @@ from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.weights import Examples, Given, Trimmed, Uniform
 from conftest import bits, check_error
-
-
-@dataclass
-class Says:
-    """A result, and the need of a trim."""
-
-    weights: Weights
-    needs: ClassVar[Needs] = Needs(trim=True)
-
-    def __call__(self, arrivals, /):
-        return self.weights
-
-
-class SaysWithoutNeed(Says):
-    needs = Needs()
+from own_parts import Says
 
 
 def own(weigh, size=2, kind="update"):
@@ -40,6 +25,9 @@ def serve(rule, *updates, size=3, **options):
     return server
 
 
+needing = partial(Says, trim=True)
+
+
 def halves(trim, *weights):
     return Weights(np.array(weights or (0.5, 0.5)), trim=trim)
 
@@ -47,12 +35,12 @@ def halves(trim, *weights):
 @pytest.mark.parametrize(
     ("part", "text"),
     [
-        (SaysWithoutNeed(halves(0.2)), r"\[mine\] weigh gave trim 0.2, but it has no needs = Needs\(trim=True\)"),
-        (Says(halves(0.6)), r"\[mine\] weigh gave trim 0.6, must be from 0 to 0.5"),
-        (Says(halves(-0.1)), r"\[mine\] weigh gave trim -0.1, must be from 0 to 0.5"),
-        (Says(halves(np.nan)), r"\[mine\] weigh gave trim nan, must be finite"),
-        (Says(halves("all")), r"\[mine\] weigh gave trim 'all', must be numbers"),
-        (Says(halves(0.2, -0.5, -0.5)), r"\[mine\] weigh gave client 0 the weight -0.5, negative with trim"),
+        (Says(halves(0.2)), r"\[mine\] weigh gave trim 0.2, but it has no needs = Needs\(trim=True\)"),
+        (needing(halves(0.6)), r"\[mine\] weigh gave trim 0.6, must be from 0 to 0.5"),
+        (needing(halves(-0.1)), r"\[mine\] weigh gave trim -0.1, must be from 0 to 0.5"),
+        (needing(halves(np.nan)), r"\[mine\] weigh gave trim nan, must be finite"),
+        (needing(halves("all")), r"\[mine\] weigh gave trim 'all', must be numbers"),
+        (needing(halves(0.2, -0.5, -0.5)), r"\[mine\] weigh gave client 0 the weight -0.5, negative with trim"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -63,7 +51,7 @@ def test_results_that_are_refused(part, text):
 
 
 def test_a_trim_of_zero_needs_nothing():
-    plain, zero = (serve(own(part), np.ones(3), np.arange(3.0)) for part in (Uniform(), SaysWithoutNeed(halves(0))))
+    plain, zero = (serve(own(part), np.ones(3), np.arange(3.0)) for part in (Uniform(), Says(halves(0))))
     assert bits(plain.params) == bits(zero.params)
     assert bits(serve(own(Trimmed(Uniform(), 0.0)), np.ones(3), np.arange(3.0)).params) == bits(plain.params)
 

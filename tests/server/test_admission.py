@@ -3,7 +3,6 @@
 import gc
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
@@ -91,17 +90,8 @@ class Played:
             self.model.cancel(number)
 
     def step(self, clients):
-        self.model.expire()
-        version = self.server.version
-        held, self.model.by_flush = self.model.by_flush, True
-        for client in clients:
-            self.model.push(client, version)
-        self.model.by_flush = held
-        if self.model.buffer:
-            self.model.round()
-            self.model.log.append(("flush",))
-        receipts, _ = self.server.step([(client, version, vector()) for client in clients])
-        assert len(receipts) == len(clients)
+        receipts, _ = self.server.step([(client, self.server.version, vector()) for client in clients])
+        assert [receipt.status for receipt in receipts] == self.model.step(clients)
 
     def fault(self, client, kind):
         wrong = {
@@ -122,9 +112,7 @@ class Played:
 
     def flush(self):
         self.server.flush()
-        if self.model.buffer:
-            self.model.round()
-            self.model.log.append(("flush",))
+        self.model.flush()
 
     def end_pass(self):
         if self.model.num_clients is not None:
@@ -257,17 +245,3 @@ def test_nothing_joins_at_once_while_another_thread_decides(of_task):
     decide_elsewhere(server, True)
     assert server.push(client=2, version=0, update=vector()).status == "joined"
     assert not mutex_of(server).locked()
-
-
-def test_threads():
-    server = Server(fedbuff(buffer_size=7), vector(0.0), log=True)
-
-    def run(client):
-        for _ in range(200):
-            server.push(client=client, version=server.version, update=vector())
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(run, range(4)))
-    assert server.counts["joined"] == server.joins == 800
-    assert [entry.number for entry in server.log] == [*range(800)]
-    assert (server.version, server.arrivals_waiting) == divmod(800, 7)

@@ -13,7 +13,7 @@ from afflux.aggregation.round import Round
 from afflux.rules import ca2fl, fadas, fedbuff, gsgm, zenopp
 from checked_out import D, push, vector
 from conftest import bits, check_error, check_raises, raising
-from held_up import HeldUp, start
+from held_up import start
 from inside import aggregator_of, mutex_of, stopped_clock, store_of
 
 CLIENTS = 9
@@ -50,6 +50,9 @@ CALLS = {
     "pull(out)": lambda server: server.pull(out=vector()),
     "rows": lambda server: server.rows,
     "rule_vectors": lambda server: server.rule_vectors,
+    "scalars": lambda server: server.scalars,
+    "state_dict": lambda server: server.state_dict(),
+    "replace_rule": lambda server: server.replace_rule(fedbuff(buffer_size=4)),
 }
 
 
@@ -98,23 +101,6 @@ def test_a_client_that_replaces_its_arrival_does_not_put_the_step_off(clock):
     assert server.params[0] == 3.0
 
 
-def test_calls_that_say_what_becomes_of_the_buffer(clock):
-    server = Server(fedbuff(buffer_size=5), vector(0.0), flush_after=10)
-    push(server)
-    clock.now += 11
-    assert (server.version, server.arrivals_waiting, server.counts["joined"]) == (0, 1, 1)
-    server.state_dict(), server.replace_rule(fedbuff(buffer_size=4)), server.scalars
-    assert (server.version, server.arrivals_waiting) == (0, 1)
-    assert server.flush().client_ids == (0,)
-    push(server)
-    clock.now += 11
-    assert server.discard() == 1
-    push(server)
-    clock.now += 11
-    server.load_state_dict(Server(fedbuff(buffer_size=5), vector(0.0)).state_dict())
-    assert (server.version, server.arrivals_waiting) == (0, 0)
-
-
 def test_a_rule_that_pulls_while_a_late_step_is_decided(clock):
     pulled = []
 
@@ -127,19 +113,6 @@ def test_a_rule_that_pulls_while_a_late_step_is_decided(clock):
     clock.now += 11
     assert server.poll().version == 1
     assert pulled == [0]
-
-
-def test_pulls_do_not_wait_for_the_step_of_another_thread(clock, monkeypatch):
-    server = Server(fedbuff(buffer_size=2), vector(0.0), flush_after=10)
-    push(server)
-    held = HeldUp(monkeypatch, Round, "make")
-    other = start(lambda: push(server, 1))
-    assert held.reached.wait(600)
-    server.push(client=2, version=0, update=vector())
-    clock.now += 11
-    assert (server.pull().version, server.arrivals_waiting) == (0, 1)
-    held.go.set()
-    assert other.result(600).version == 1
 
 
 def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock):
@@ -303,7 +276,7 @@ def test_a_replay_makes_the_same_steps_without_a_clock(moves, name):
                 getattr(server, move)()
             if late and move in ("poll", "flush"):
                 assert server.version > before
-            if move in ("checkout", "tasks"):
+            if move in ("checkout", "tasks", "discard"):
                 assert server.version == before
         again = fresh()
 

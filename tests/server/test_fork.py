@@ -135,21 +135,6 @@ def test_forked_data_loader_workers():
     """)
 
 
-def test_a_fork_amid_a_pass():
-    """A slot is taken, and no thread is at work."""
-    run("""
-    from afflux.rules import gsgm
-    server = Server(gsgm(buffer_size=2), np.zeros(d, np.float32), num_clients=3)
-    for client in (1, 1, 1):
-        server.push(client=client, gradient=one, version=0)
-    child = os.fork()
-    if child == 0:
-        server.push(client=2, gradient=one, version=0)
-        os._exit(server.version)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-    """)
-
-
 def test_a_fork_amid_a_round_raises_in_the_child():
     run("""
     server.push(client=0, update=one, version=0)
@@ -237,18 +222,6 @@ def test_forks_while_threads_push(rule, accumulate, call):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     """
     )
-
-
-def test_a_server_is_not_pickled():
-    run("""
-    import pickle
-    try:
-        pickle.dumps(server)
-    except ValueError as error:
-        assert str(error).startswith("[Server] a server is not pickled: save its state_dict()"), error
-    else:
-        os._exit(1)
-    """)
 
 
 def test_a_fork_by_c_code_is_seen(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from afflux import Layout, Server
 from afflux.rules import fedbuff
-from conftest import bits, check_error, raising
+from conftest import bits, check_error, raising, read_only
 
 SHAPES = {"scale": (), "none": (0, 4), "head": (2, 3, 2), "encoder.0.weight": (3, 4), "encoder.0.bias": (3,)}
 
@@ -424,9 +424,7 @@ def test_load_from_read_only_memory_is_seen_by_autograd(old, monkeypatch):
         monkeypatch.setattr("torch.utils.dlpack.from_dlpack", raising(BufferError, "Cannot export readonly array"))
     net = torch.nn.Linear(3, 1)
     loss = (net.weight**2).sum()
-    flat = np.arange(4, dtype=np.float32)
-    flat.flags.writeable = False
-    Layout.of(net).load(net, flat)
+    Layout.of(net).load(net, read_only(np.arange(4, dtype=np.float32)))
     assert net.weight.tolist() == [[0, 1, 2]]
     assert net.bias.tolist() == [3]
     check_error("modified by an inplace operation", loss.backward, error=RuntimeError)

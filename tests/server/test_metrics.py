@@ -12,6 +12,7 @@ from afflux.rules import RULES, afa_cs, fedbuff, wkafl
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from conftest import push_all, ready
+from own_parts import Says
 
 D, M = 6, 3
 KEYS = [
@@ -20,25 +21,18 @@ KEYS = [
 ]
 
 
-class Gives:
+def gives(*weights, skip=False):
     """A weigh part with fixed weights; with `skip` the round makes no step."""
-
-    def __init__(self, *weights, skip=False):
-        self.weights, self.skip = np.array(weights), skip
-
-    def __call__(self, arrivals):
-        return Weights(self.weights, skip=self.skip)
+    return Says(Weights(np.array(weights), skip=skip))
 
 
 def report_of(weigh, values=(1.0, 2.0, 2.0), **options):
     server = Server(Rule("own", "update", len(values), weigh, NONE, Sgd(0.25)), np.zeros(D, np.float32), **options)
-    for client, value in enumerate(values):
-        receipt = server.push(client=client, update=np.full(D, value, np.float32), version=0)
-    return receipt.report
+    return push_all(server, range(len(values)), lambda client: np.full(D, values[client], np.float32), version=0).report
 
 
 def test_all_numbers_of_one_step():
-    report = report_of(Gives(0.5, 0.0, 0.25))
+    report = report_of(gives(0.5, 0.0, 0.25))
     metrics = report.metrics()
     assert metrics == {
         "version": 1,
@@ -94,7 +88,7 @@ def test_a_rules_own_numbers_have_a_prefix():
 
 
 def test_a_step_that_the_rule_skips():
-    metrics = report_of(Gives(0.0, 0.0, 0.0, skip=True)).metrics()
+    metrics = report_of(gives(0.0, 0.0, 0.0, skip=True)).metrics()
     assert (metrics["version"], metrics["stepped"], metrics["rejected"]) == (0.0, 0.0, 3.0)
     assert (metrics["effective_arrivals"], metrics["weight_max"]) == (0.0, 0.0)
 
@@ -112,7 +106,7 @@ def test_norms_that_are_not_known_are_left_out():
 
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
 def test_no_number_overflows_or_vanishes(scale):
-    report = replace(report_of(Gives(1.0, 1.0, 1.0)), weights=np.full(3, scale))
+    report = replace(report_of(gives(1.0, 1.0, 1.0)), weights=np.full(3, scale))
     assert report.metrics()["effective_arrivals"] == pytest.approx(3.0)
 
 
@@ -135,7 +129,7 @@ def test_rows_do_not_count():
 @pytest.mark.parametrize(("skip", "stepped"), [(False, True), (True, False)], ids=["weights of 0", "skipped"])
 def test_a_round_that_rejects_all_arrivals(skip, stepped):
     """The version grows if and only if `stepped`; params do not change."""
-    weigh = Gives(0.0, 0.0, skip=skip)
+    weigh = gives(0.0, 0.0, skip=skip)
     server = Server(Rule("own", "update", 2, weigh, NONE, Sgd(0.25)), np.ones(D, np.float32))
     receipt = push_all(server, range(2), lambda client: np.full(D, 1.0 + client, np.float32), version=0)
     metrics = receipt.report.metrics()

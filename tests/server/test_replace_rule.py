@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afflux import Needs, Replaced, Rule, Server, StoreError, Weights, codecs, ops, replay, store
+from afflux import Replaced, Rule, Server, StoreError, codecs, ops, replay, store
 from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, wkafl, zenopp
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Adam, Sgd
@@ -20,6 +20,7 @@ from checked_out import D, push, vector
 from conftest import bits, check_error, push_all, ready, same_state
 from held_up import start
 from inside import slots_limit, slots_taken
+from own_parts import Says
 
 CLIENTS = 9
 
@@ -76,14 +77,6 @@ def test_arrivals_in_a_sum_keep_their_rule():
     for value in (1.0, 2.0, 3.0):
         server.push(client=int(value), update=vector(value), version=1, num_examples=int(value))
     assert server.params.tolist() == [5.0] * D
-
-
-def test_waiting_arrivals_keep_their_rule():
-    server = Server(fedavg(buffer_size=2), vector(0.0))
-    server.push(client=0, update=vector(1.0), version=0)
-    server.replace_rule(fedavg(buffer_size=2, server_lr=10.0))
-    server.push(client=1, update=vector(3.0), version=0)
-    assert server.params.tolist() == [2.0] * D
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -159,16 +152,6 @@ def test_from_within_on_step():
 # Rules that do not go with the server
 
 
-class Needing:
-    """A weigh part with needs."""
-
-    def __init__(self, **needs):
-        self.needs = Needs(**needs)
-
-    def __call__(self, arrivals):
-        return Weights(np.full(len(arrivals), 1 / len(arrivals)), scalars=dict(self.needs.scalars))
-
-
 def own(weigh=None, step=None, **facts):
     weigh, step = weigh or Uniform(), step or Sgd(1.0)
     return Rule(
@@ -198,11 +181,16 @@ WRONG = {
         {"num_clients": 9},
         "codec is 'float32' .*, 'affine-4' of",
     ),
-    "scalars": (own(), own(Needing(scalars={"b": 1.0})), {}, r"scalars is \[\] of .*, \['b'\] of the new one"),
-    "handed in": (own(Needing(**ASK)), own(Needing(rule_vectors=("a",))), {}, r"handed_in is \['a'\] of .*, \[\] of"),
-    "passes": (own(), own(Needing(passes=True)), {"num_clients": 9}, "passes is False of .*, True of the new one"),
-    "inner products": (own(), own(Needing(gram=True)), {}, "inner products is False of .*, True of the new one"),
-    "norms": (own(), own(Needing(norms=True)), {}, "norms is False of .*, True of the new one"),
+    "scalars": (own(), own(Says(None, scalars={"b": 1.0})), {}, r"scalars is \[\] of .*, \['b'\] of the new one"),
+    "handed in": (
+        own(Says(None, **ASK)),
+        own(Says(None, rule_vectors=("a",))),
+        {},
+        r"handed_in is \['a'\] of .*, \[\] of",
+    ),
+    "passes": (own(), own(Says(None, passes=True)), {"num_clients": 9}, "passes is False of .*, True of the new one"),
+    "inner products": (own(), own(Says(None, gram=True)), {}, "inner products is False of .*, True of the new one"),
+    "norms": (own(), own(Says(None, norms=True)), {}, "norms is False of .*, True of the new one"),
     "num_clients": (
         ca2fl(buffer_size=2),
         ca2fl(buffer_size=10),
@@ -216,7 +204,7 @@ WRONG = {
         {"memory_budget": 200},
         "max_slots is .*, must be an int of at least 20",
     ),
-    "on arrival": (own(), own(Needing()), {"accumulate": True}, "accumulate=True needs weights that are known on"),
+    "on arrival": (own(), own(Says(None)), {"accumulate": True}, "accumulate=True needs weights that are known on"),
     "nested too deeply": (own(), own(step=deep()), {}, "the rule has more than 32 levels of parts"),
 }
 

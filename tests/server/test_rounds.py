@@ -7,26 +7,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from afflux import Needs, Rule, Server, Weights, ops
+from afflux import Rule, Server, Weights, ops
 from afflux.rules import optimizers, twafl, wkafl
 from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
 from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.weights import Uniform
 from conftest import bits, check_error, push_all
+from own_parts import Says
 from surroundings import flushed_subnormals
 
 HALVES = np.full(2, 0.5)
-
-
-class Says:
-    """A weigh part that returns the given weights."""
-
-    def __init__(self, said, **needs):
-        self.said = said
-        self.needs = Needs(**needs)
-
-    def __call__(self, arrivals):
-        return self.said
 
 
 def server(weigh, stepper=optimizers.Sgd(1.0), calibrate=NONE):  # noqa: B008 - frozen

@@ -213,11 +213,11 @@ def test_weights_of_cached_rules_sum_to_one():
 def test_threads_push_at_once():
     """Every arrival counts once, whichever thread brings it, and pulls see whole versions."""
     rounds, buffer_size, threads = 60, 7, 6
-    server = Server(fedavg(buffer_size=buffer_size), np.zeros(40_000, np.float32))
+    server = Server(fedavg(buffer_size=buffer_size), np.zeros(40_000, np.float32), log=True)
     torn = []
 
     def work(number):
-        for _ in range(rounds * buffer_size // threads):
+        for _ in range(rounds * buffer_size // threads + 1):
             pulled = server.pull()
             if len(set(pulled.params[::1000].tolist())) != 1:
                 torn.append(pulled.version)
@@ -226,8 +226,9 @@ def test_threads_push_at_once():
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(threads)))
     assert not torn
-    assert server.version == rounds
-    assert server.arrivals_waiting == 0
+    assert (server.version, server.arrivals_waiting) == (rounds, threads)
+    assert server.counts["joined"] == server.joins == rounds * buffer_size + threads
+    assert [entry.number for entry in server.log] == [*range(server.joins)]
     assert np.abs(server.params - rounds).max() <= rounds * 2.0**-18  # 1/7 seven times, and 60 roundings
 
 

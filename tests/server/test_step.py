@@ -14,7 +14,7 @@ from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.rules import RULES, ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, twafl
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Momentum, Sgd
-from conftest import Dlpack, bits, check_error, raising
+from conftest import Dlpack, bits, check_error, push_all, raising, read_only
 from inside import aggregator_of, slots_taken
 
 D = 60
@@ -239,17 +239,6 @@ def test_a_rule_that_fails_refuses_the_step():
     assert server.step(entries[:2])[1].version == 1
 
 
-def test_one_client_more_than_a_rule_has_rows_for():
-    for faults in ("raise", "record"):
-        server = Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=2, faults=faults)
-        entries = [(client, 0, np.ones(3)) for client in range(3)]
-        if faults == "raise":
-            check_error("client 2 would be number 3, but num_clients is 2", server.step, entries)
-            assert (server.joins, server.version) == (0, 0)
-        else:
-            assert [receipt.status for receipt in server.step(entries)[0]] == ["joined", "joined", "faulty"]
-
-
 @pytest.mark.parametrize("options", [{}, {"max_norm": 1e9}, {"faults": "record"}], ids=str)
 def test_pushes_of_one_memory_are_refused(options):
     """Whether the round reads them in place or not; it is no fault of a client."""
@@ -276,9 +265,8 @@ def test_out_is_checked_before_the_step_and_written_after_it():
     flat = np.zeros(D, np.float32)
     server.step([("ann", 0, tree(np.full(D, 2.0, np.float32)))], out=flat)
     assert flat.tolist() == [3.0] * D
-    read_only = np.zeros(D, np.float32)
-    read_only.flags.writeable = False
-    for wrong in (mine | {"conv": np.zeros(3)}, flat[1:], {"conv": mine["conv"]}, read_only, flat.astype(int)):
+    fixed = read_only(np.zeros(D, np.float32))
+    for wrong in (mine | {"conv": np.zeros(3)}, flat[1:], {"conv": mine["conv"]}, fixed, flat.astype(int)):
         check_error(r"\[step\] out", server.step, [("ann", 0, tree(np.ones(D, np.float32)))], out=wrong)
     assert server.version == 2
 
@@ -329,8 +317,7 @@ def test_rounds_that_only_flush_ends():
 def test_a_push_does_not_wait_for_a_flush_that_may_be_its_own():
     """A step needs no free slot."""
     server = Server(fedbuff(buffer_size=2), np.zeros(3), rounds="flush", max_slots=2)
-    for client in range(2):
-        server.push(client=client, version=0, update=np.ones(3))
+    push_all(server, range(2), np.ones(3))
     check_error("all 2 .*max_slots", server.push, client=3, version=0, update=np.ones(3), error=BusyError)
     assert len(server.step([(client, 0, np.ones(3)) for client in range(3)])[1].client_ids) == 5
     assert slots_taken(server) == 0
@@ -481,12 +468,8 @@ def test_a_call_that_is_refused_within_a_rule_counts():
 
 def test_the_error_of_a_store_says_whether_the_pushes_have_joined(tmp_path, monkeypatch):
     server = Server(fedbuff(), np.zeros(3), store=tmp_path / "s")
-
-    def full(*_):
-        raise StoreError("the disk is full")
-
     with monkeypatch.context() as patch:
-        patch.setattr(server._store._index, "commit", full)
+        patch.setattr(server._store._index, "commit", raising(StoreError, "the disk is full"))
         for joined, message in ((True, "full; the pushes have joined: do not push them again"), (False, "not joined")):
             entries = [(client, 0, np.ones(3)) for client in range(2)]
             assert check_error(message, server.step, entries, error=StoreError).joined is joined
@@ -516,33 +499,11 @@ def test_a_step_may_have_more_pushes_than_the_server_has_slots():
     assert replay(server.log, again, lambda join: np.ones(3)).params.tolist() == server.params.tolist()
 
 
-def test_a_pass_has_no_more_clients_than_it_may():
-    """A further client is an error, with which nothing has changed."""
-    server = Server(gsgm(buffer_size=2), np.zeros(3), num_clients=2)
-    check_error("client 2 would be number 3 of this", server.step, [(client, 0, np.ones(3)) for client in range(3)])
-    assert (server.version, server.clients, server.arrivals_waiting) == (0, set(), 0)
-    receipts, report = server.step([(client, 0, np.ones(3)) for client in (0, 1, 0)])
-    assert [receipt.status for receipt in receipts] == ["joined", "joined", "rejected"]
-    assert (report.client_ids, server.clients) == ((0, 1), set())
-
-
 def test_slots_may_be_arrays_without_a_truth_value(monkeypatch):
     """As those on a GPU."""
     server = made(ca2fl(buffer_size=3))
     monkeypatch.setattr(aggregator_of(server).plane, "reserve", lambda counted=True: np.empty(D, np.float32))
     assert server.step([(1, 0, np.ones(D, np.float32))])[1].version == 1
-
-
-class Lent:
-    """An array that only DLPack knows."""
-
-    def __init__(self, array):
-        self.shape, self.dtype = array.shape, array.dtype
-        self.__dlpack_device__ = array.__dlpack_device__
-        self._array = array
-
-    def __dlpack__(self, **options):
-        return self._array.__dlpack__(**options)
 
 
 @pytest.mark.parametrize("plane", [None, 2])
@@ -562,7 +523,7 @@ def test_replies_that_are_one_memory(form, plane):
             "channels last": {"a": net.state_dict()},
             "transposed": {"w": buffer.T},
             "offset": flat[i : i + 6, 0],
-            "dlpack": Lent(buffer.reshape(-1)),
+            "dlpack": Dlpack(buffer.reshape(-1)),
             "contiguous": buffer.reshape(-1)[:6],
         }[form]
 
@@ -641,17 +602,20 @@ def test_one_task_twice_and_shared_memory_are_left_to_python():
 
 
 @pytest.mark.parametrize("faults", ["raise", "record"])
-def test_a_plain_entry_for_which_there_is_no_room(faults):
-    server = Server(gsgm(buffer_size=5), DICTS[0], num_clients=2, faults=faults, log=True)
+@pytest.mark.parametrize("rule", [ca2fl(buffer_size=2), gsgm(buffer_size=5)], ids=["rows", "pass"])
+def test_one_client_more_than_there_is_room_for(rule, faults):
+    server = Server(rule, DICTS[0], num_clients=2, faults=faults, log=True)
     entries = [(client, 0, each) for client, each in enumerate(DICTS)]
     assert all(aggregator_of(server).admission.lend(entries))
     if faults == "raise":
-        check_error("client 2 would be number 3 of this pass", server.step, entries)
-        assert (server.version, server.log, slots_taken(server)) == (0, (), 0)
-    else:
-        receipts, report = server.step(entries)
-        assert [receipt.status for receipt in receipts] == ["joined", "joined", "faulty"]
-        assert report.client_ids == (0, 1)
+        check_error("client 2 would be number 3, but num_clients|of this pass", server.step, entries)
+        assert (server.version, server.log, server.clients, slots_taken(server)) == (0, (), set(), 0)
+        entries[2] = (0, 0, DICTS[2])
+    receipts, report = server.step(entries)
+    last = "faulty" if faults == "record" else "replaced" if rule.name == "ca2fl" else "rejected"
+    assert [receipt.status for receipt in receipts] == ["joined", "joined", last]
+    assert report.client_ids == (0, 1)
+    assert server.clients == ({0, 1} if rule.name == "ca2fl" else set())
 
 
 def test_an_entry_is_read_once():

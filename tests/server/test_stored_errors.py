@@ -14,6 +14,7 @@ from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.rule import Rule
 from afflux.server.checkout import Task
+from conftest import raising
 from inside import aggregator_of, make_rounds_by, rounds_of, slots_taken
 from surroundings import references_alone
 
@@ -223,11 +224,7 @@ def test_steps_that_a_store_cannot_save(tmp_path, monkeypatch):
         ca2fl(buffer_size=1), np.zeros(D, np.float32), num_clients=3, store=tmp_path / "s", max_slots=2, max_versions=3
     )
     save = aggregator_of(server).storage.save_round
-
-    def full(*given):
-        raise StoreError("[commit] the disk is full")
-
-    monkeypatch.setattr(aggregator_of(server).storage, "save_round", full)
+    monkeypatch.setattr(aggregator_of(server).storage, "save_round", raising(StoreError, "[commit] the disk is full"))
     with pytest.raises(StoreError) as raised:
         pushed(server, 0)
     errors = [raised.value]

@@ -109,8 +109,8 @@ def test_a_version_that_the_caller_keeps_outlives_a_task_on_it(tmp_path):
 
 
 def test_a_loaded_state_closes_tasks():
-    """Versions have numbers, and those of another past have the same ones."""
-    server = made()
+    """Versions have numbers, and those of another past have the same ones. Those of tasks leave room for the load."""
+    server = made(max_versions=2)
     state = server.state_dict()
     step(server)
     task = server.checkout(1)
@@ -134,9 +134,11 @@ def test_stored_errors_hold_neither_slots_nor_versions():
     assert slots_taken(server) == 0
 
 
-def test_tasks_are_equal_by_their_ids_and_not_pickled():
+def test_tasks_are_equal_by_their_ids_and_not_pickled_nor_is_a_server():
     server = made()
     task = server.checkout(1)
     assert task in server.tasks
     assert len({task, *server.tasks}) == 1
     check_error("a task is not pickled: send its id", pickle.dumps, task)
+    text = r"^\[Server\] a server is not pickled: save its state_dict\(\)"
+    check_error(text, pickle.dumps, server, error=ValueError)

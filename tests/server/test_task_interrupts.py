@@ -19,40 +19,44 @@ from inside import without_fast_path
 D = 4
 
 
-def interrupted(action, k, path):
-    """Raises a KeyboardInterrupt at the k-th call within `action`, as a signal would; whether there was one."""
-    server = Server(fedbuff(buffer_size=5), np.zeros(D, np.float32), store=path, commit_every=None, log=True)
-    task, calls, hit = server.checkout("ann"), 0, False
+def interrupted(call, error, k, events=("call", "c_return")):
+    """Raises an error at the k-th moment of a call at which a signal handler could; whether there was one."""
+    moments, hit = 0, False
 
     def profile(frame, event, _):
-        nonlocal calls
-        if event == "call" and "afflux" in frame.f_code.co_filename:
-            calls += 1
-            if calls == k:
+        nonlocal moments, hit
+        if event in events and "afflux" in frame.f_code.co_filename:
+            moments += 1
+            if moments == k:
+                hit = True
                 sys.setprofile(None)
-                raise KeyboardInterrupt
+                raise error
 
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        if action == "push":
-            server.push(task=task, update=np.ones(D, np.float32))
-        elif action == "cancel":
-            task.cancel()
-        else:
-            server.checkout("bob")
-    except KeyboardInterrupt:
-        hit = True
+        call()
+    except (error, AffluxError):  # one that comes while a vector is read is taken for the vector's
+        pass
     finally:
         sys.setprofile(before)
-    return server, task.id, hit
+    return hit
 
 
-@pytest.mark.parametrize("action", ["push", "cancel", "checkout"])
+ACTIONS = {
+    "push": lambda server, task: server.push(task=task, update=np.ones(D, np.float32)),
+    "cancel": lambda server, task: task.cancel(),
+    "checkout": lambda server, task: server.checkout("bob"),
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
 def test_at_every_call(action, tmp_path):
     for k in range(1, 400):
         path = tmp_path / f"{k}"
-        server, task_id, hit = interrupted(action, k, path)
+        server = Server(fedbuff(buffer_size=5), np.zeros(D, np.float32), store=path, commit_every=None, log=True)
+        task = server.checkout("ann")
+        task_id, hit = task.id, interrupted(partial(ACTIONS[action], server, task), KeyboardInterrupt, k, ("call",))
         logged, ended = ({entry.task for entry in server.log if isinstance(entry, kind)} for kind in (Opened, Closed))
         assert {task.id for task in server.tasks} <= logged - ended
         waiting, counts = server.arrivals_waiting, server.counts
@@ -69,30 +73,6 @@ def test_at_every_call(action, tmp_path):
     pytest.fail("the action never ended")
 
 
-def push_interrupted(server, task, error, k, **facts):
-    """Raises an error at the k-th moment of a push at which a signal handler could; whether there was one."""
-    moments, hit = 0, False
-
-    def profile(frame, event, _):
-        nonlocal moments, hit
-        if event in ("call", "c_return") and "afflux" in frame.f_code.co_filename:
-            moments += 1
-            if moments == k:
-                hit = True
-                sys.setprofile(None)
-                raise error
-
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        server.push(task=task, update=np.ones(D, np.float32), **facts)
-    except (error, AffluxError):  # one that comes while a vector is read is taken for the vector's
-        pass
-    finally:
-        sys.setprofile(before)
-    return hit
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
 @pytest.mark.parametrize("way", ["fast", "general"])
 @pytest.mark.parametrize("store", [False, True])
@@ -106,7 +86,7 @@ def test_a_push_that_has_joined_is_not_refused_and_holds_no_version(error, way, 
         server.push(client="bob", version=0, update=np.ones(D, np.float32))
         server.flush()
         assert server.versions_held == 2
-        hit = push_interrupted(server, task, error, k)
+        hit = interrupted(partial(ACTIONS["push"], server, task), error, k)
         joined.append(server.arrivals_waiting == 1)
         assert len(server.tasks) == (not joined[-1])
         assert server.versions_held == 2 - joined[-1]
@@ -126,7 +106,7 @@ def test_a_push_without_examples_is_counted_once(error):
     empty = []
     for k in range(1, 400):
         server = Server(fedbuff(buffer_size=5), np.zeros(D, np.float32))
-        hit = push_interrupted(server, server.checkout("ann"), error, k, num_examples=0)
+        hit = interrupted(partial(server.push, task=server.checkout("ann"), num_examples=0), error, k)
         empty.append(server.counts["empty"] == 1)
         assert len(server.tasks) == (not empty[-1])
         assert not (empty[-1] and server.counts["refused"])

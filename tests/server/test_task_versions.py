@@ -149,15 +149,6 @@ def test_a_version_waits_until_a_task_is_read(read, make, monkeypatch):
     assert server.version == (0 if make == "load_state_dict" else 2)
 
 
-def test_a_load_gives_up_the_versions_of_tasks():
-    server = Server(fedbuff(buffer_size=1), np.zeros(D, np.float32), max_versions=2)
-    state = server.state_dict()
-    server.checkout("ann")
-    server.push(client="bob", version=0, update=ones())
-    server.load_state_dict(state)
-    assert (server.version, server.tasks) == (0, ())
-
-
 @pytest.mark.parametrize("call", ["flush", "poll"])
 def test_a_flush_waits_until_a_conversion_is_done(call, monkeypatch):
     server = Server(fedbuff(buffer_size=9), np.zeros(D, np.float32), max_versions=2, flush_after=1e-9)

@@ -11,7 +11,7 @@ from afflux import Layout, Server, aggregate, ops
 from afflux._engine import unflatten
 from afflux.arrays import fields, likeness
 from afflux.rules import fedbuff
-from conftest import ISAS, bits, check_error
+from conftest import ISAS, bits, check_error, read_only
 
 reads_torch_at_once = pytest.mark.skipif(
     not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="torch is older than 2.10"
@@ -227,10 +227,8 @@ def test_inference_tensors_are_written(strided):
 
 
 def bad_arrays():
-    read_only = np.zeros(3, np.float32)
-    read_only.flags.writeable = False
     return {
-        "bad is read-only": read_only,
+        "bad is read-only": read_only(np.zeros(3, np.float32)),
         r"bad has shape \(4,\), the layout has \(3,\)": np.zeros(4, np.float32),
         r"bad has shape \(3, 1\)": torch.zeros(3, 1),
         "bad is int32, to which the model's floats would be rounded": np.zeros(3, np.int32),

@@ -9,15 +9,14 @@ import time
 from contextlib import closing
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from afflux import Server, StoreError, store
 from afflux.rules import fedbuff
-from afflux.rules.rule import Needs
 from conftest import FORKING, check_error, check_raises
 from forged import DEEP, forge_fact, forge_list, forge_row, forge_state, index
 from hostile_stores import BASES, GOOD, MODEL, STATEMENTS, make_bases, many, outcome
+from own_parts import Says
 from pairwise import soak_all
 
 pytestmark = FORKING
@@ -223,13 +222,6 @@ def test_a_huge_zarr_json(path):
 
 def test_rule_vectors_that_name_no_folder(tmp_path):
     """A folder of the store is called after each."""
-
-    class Weigh:
-        needs = Needs(rule_vectors=("../../victim",))
-
-        def __call__(self, arrivals):
-            return np.ones(len(arrivals))
-
-    rule = replace(fedbuff(buffer_size=2), weigh=Weigh())
+    rule = replace(fedbuff(buffer_size=2), weigh=Says(None, rule_vectors=("../../victim",)))
     check_error(r"rule vector '../../victim'", Server, rule, MODEL, store=tmp_path / "a/b/store", error=StoreError)
     assert not (tmp_path / "victim").exists()

@@ -22,6 +22,7 @@ from afflux.store.segments import Segments
 from conftest import bits, check_error, push_all
 from held_up import start
 from inside import index_of, store_of
+from own_parts import Says
 from stores import CLIENTS, M, made, same, some_pushes
 
 
@@ -281,14 +282,9 @@ def test_a_row_that_a_commit_moves_while_its_client_pushes(tmp_path, monkeypatch
     same(there, here)
 
 
-def only_the_first(arrivals):
-    """Of two, so that a client's second one reads its row after the first one has written it."""
-    return np.array([1.0, 0.0])
-
-
 def test_rows_that_a_round_reads_and_writes_do_not_use_up_slots(tmp_path, mapped):
-    """Without a commit between the rounds each has two, in turn."""
-    rule, path = replace(ca2fl(buffer_size=2), weigh=only_the_first), tmp_path / "store"
+    """Without a commit between the rounds each has two, in turn; a second arrival is rejected, and reads its row."""
+    rule, path = replace(ca2fl(buffer_size=2), weigh=Says(np.array([1.0, 0.0]))), tmp_path / "store"
     there, here = (
         Server(rule, np.ones(300), num_clients=CLIENTS, duplicates="both", **to)
         for to in ({"store": path, "commit_every": 4}, {})

@@ -18,6 +18,7 @@ from damage import damage, damage_vectors, place
 from forged import index
 from inside import index_of
 from nine_rows import CLIENTS, ORDER, RULE, SIZE, M, change, contents, damage_row, pushes, run, vector
+from own_parts import Says
 from surroundings import traced_memory_below
 
 
@@ -332,12 +333,7 @@ def test_rows_in_every_kind_of_codec(codec, tmp_path):
 
 def test_the_promise_is_made_of_rows_alone(tmp_path):
     """What was rejected became no row, however large."""
-
-    class First:
-        def __call__(self, arrivals):
-            return np.array([1.0, 0.0])
-
-    rule = Rule("own", "update", 2, First(), CACHED_DIFFERENCE, Sgd(1.0))
+    rule = Rule("own", "update", 2, Says(np.array([1.0, 0.0])), CACHED_DIFFERENCE, Sgd(1.0))
     with Server(rule, np.zeros(4), num_clients=3, store=tmp_path / "store") as server:
         server.push(client=1, update=np.full(4, 1.0), version=0)
         assert server.push(client=2, update=np.full(4, 1e14), version=0).report.rejected == ("", "weight 0")
