@@ -37,8 +37,9 @@ PHRASES = {
     r"from then on": "after that",
 }
 CODE = re.compile(r"^```.*?^```$|^:::.*?$|`[^`]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
-#: All of the site.
+#: All of the site, and that of a comparison.
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "bench").glob("[PR]*.md"))]
+PAGES.append(ROOT / "python/afflux/lab/results/report.html")
 
 
 def found(text: str) -> list[str]:

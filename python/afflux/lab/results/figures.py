@@ -37,7 +37,7 @@ PANELS = ("staleness", "participation")  #: beside those of metrics
 #: Fields of `Evaluation`, and titles, of the axes below curves.
 ACROSS = {
     "rounds": ("version", "rounds"),
-    "time": ("virtual_time", "virtual time (units of the delay law)"),
+    "time": ("virtual_time", "virtual time (units of the delays)"),
     "arrivals": ("arrivals", "arrivals"),
     BYTES: (BYTES, "bytes sent, up and down"),
 }

@@ -214,7 +214,7 @@ class RunResult(Evaluated):
     #: The rule's parts with all their values: `Rule.to_config()`.
     parts: Mapping[str, Any] = field(default_factory=dict)
     first_params_sha256: str = ""  #: see `params_sha256`
-    digest: str = ""  #: SHA-256 of the final params' bytes: equal digests are equal bits
+    digest: str = ""  #: SHA-256 of the final params' bytes: results with equal digests are bit-identical
     #: CPU seconds of the run in its own process, with those before a checkpoint from which it went on; not reproducible
     #: either.
     seconds: float = math.nan
@@ -422,7 +422,7 @@ class SeedStatistics(NamedTuple):
 
 
 class TimeStatistics(NamedTuple):
-    """Median over seeds of a time to a target; a run that never reaches the target counts as later than its end."""
+    """Median over seeds of a time to a target; a run that never reaches the target counts as slower than all that do."""
 
     median: float  #: a lower bound, if the median depends on runs that did not reach the target
     is_bound: bool

@@ -242,7 +242,7 @@ def latex_table(results: Sequence[RunResult], target: float, titles: Sequence[st
                 for cell, value in zip(columns[title], values, strict=True)
             ]
     notes = "Mean ± standard deviation over seeds; for times to a target the median, "
-    notes += "in which a run that never reaches it counts as later than its end."
+    notes += "in which a run that never reaches it counts as slower than all that do."
     place = int(metric.lower_is_better)  # of the best rule in its pairs: the differences to others are positive
     pairs = paired_differences(sorted(results, key=lambda run: (run.spec.label != best) != place))
     against = {row[1 - place]: row for row in pairs if row[place] == best and row.seeds > 1}
