@@ -93,7 +93,7 @@ def test_perplexity_squared_error_and_auc(tmp_path, charts):
         assert ("rounds to 0.9" in cells) == (metric is AUC), "the default target is left out"
         charts.clear()
         page = render_report(results, "", own.config.target, _configuration(results, own.config), {})
-        assert f"Final {name} of one rule" in page
+        assert f"Final {name} of the first rule" in page
         assert "accuracy" not in page.partition("<h1>")[2].partition("<h2>Settings")[0]
         assert all(len(heights(chart)) > 1 for chart in charts[: len(metrics) + 1]), "no flat line"
         titles = [title for title, _ in charts[1 : len(metrics) + 1]]

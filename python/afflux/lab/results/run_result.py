@@ -422,7 +422,7 @@ class SeedStatistics(NamedTuple):
 
 
 class TimeStatistics(NamedTuple):
-    """Median over seeds of a time to a target; a run that never reaches the target counts as slower than all that do."""
+    """Median over seeds of a time to a target; runs that never reach the target count as slower than all that do."""
 
     median: float  #: a lower bound, if the median depends on runs that did not reach the target
     is_bound: bool
