@@ -2,7 +2,7 @@
 
 import signal
 
-from afflux.sim import interrupts
+from afflux.lab import interrupts
 from bench.papers.command import app
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from afflux import __version__, ops
 from afflux.aggregation.cache.table import row_key
 from afflux.lab.publishing import Page, markdown_table
+from afflux.lab.runs.setup import RunSetup
 from afflux.ops import codecs
 from afflux.ops.codecs import Codec
 from afflux.ops.validation import known
@@ -25,7 +26,6 @@ from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.clients.training import SerialTraining
 from afflux.sim.errors import require
 from afflux.sim.loop import PushedUpdate
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from bench.papers.table_pages import CODEC_MARKERS, codec_style
 
@@ -57,7 +57,7 @@ def updates_of_run(config: SimConfig) -> np.ndarray:
     """
     numbers = set(np.linspace(0, config.arrivals - 1, ROWS).astype(int).tolist())
     with reproducible_libraries():
-        setup, rule = SimulationSetup(config, 0), parse_rule(RULE)
+        setup, rule = RunSetup(config, 0), parse_rule(RULE)
         loop = setup.loop(rule, [setup.new_server(rule)], SerialTraining(setup.trainer, 0))
         pushed = (event for event in loop if isinstance(event, PushedUpdate))
         return np.array([event.trained.update for event in pushed if event.number in numbers])

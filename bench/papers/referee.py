@@ -123,8 +123,8 @@ def lowest_tenth(job: "Job", result: RunResult) -> dict[str, float]:
     """
     import torch
 
+    from afflux.lab.tasks.registry import build_task
     from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_libraries
-    from afflux.sim.workload.task_registry import build_task
 
     config = job.config or SimConfig()
     facts = {"state_bytes": result.state_bytes, "server_ms": round(result.server_ms, 3)}

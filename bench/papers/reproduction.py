@@ -39,7 +39,7 @@ from afflux.rules.specs import parse_rule
 from afflux.sim.clients.flat_model import has_device
 from afflux.sim.errors import require
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.ignored_settings import needs_validation_gradient
+from afflux.sim.workload.task import needs_validation_gradient
 from bench.papers.all_tables import TABLES
 from bench.papers.comparison import Line, line_of, table_page
 from bench.papers.paper_tables import TRIALS_SEED, Cell, Search, Table

@@ -12,10 +12,10 @@ from afflux.lab.publishing import Measure, Page, final_score, markdown_table
 from afflux.lab.results.curves import COLOURS
 from afflux.lab.results.finished_runs import Job
 from afflux.lab.results.run_result import SeedStatistics, seed_statistics
+from afflux.lab.runs.setup import num_parameters
 from afflux.ops import codecs
 from afflux.ops.validation import known
 from afflux.rules.specs import parse_rule
-from afflux.sim.setup import num_parameters
 from afflux.sim.workload.config import SimConfig
 
 #: The first one is the reference for the others. All have the server_lr that was picked for CA2FL.

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
+from afflux.lab import interrupts
 from afflux.lab.results.audit_log import read_audit_log
 from afflux.lab.results.finished_runs import FinishedRuns
 from afflux.rules.files import code_digests
-from afflux.sim import interrupts
 from commands import check_exit, invoke
 from pairwise import soak
 from stopped_runs import record_ctrl_c_at

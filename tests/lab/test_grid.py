@@ -17,12 +17,12 @@ import own_tasks
 from afflux.cli.lab.app import app
 from afflux.lab import Simulation, read_results, tune
 from afflux.lab.grid import draw_grid, parse_grid, points
+from afflux.lab.runs.setup import RunSetup
+from afflux.lab.tasks.registry import image_task
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Task, partitioned, sgd
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task import tuned_on_validation
-from afflux.sim.workload.task_registry import image_task
 from conftest import check_refused
 from made_runs import run
 
@@ -206,7 +206,7 @@ def test_the_validation_part_is_a_fifth_of_the_training_part_that_no_client_has(
     assert np.abs(after - before / 5).max() <= 0.5
     again = tuned_on_validation(image_task(CONFIG))
     assert torch.equal(again.evaluate.x, held.evaluate.x), "whatever the seed"
-    setup = SimulationSetup(replace(CONFIG, part="validation"), 3)
+    setup = RunSetup(replace(CONFIG, part="validation"), 3)
     assert setup.num_validation == len(held.clients.y)
 
 

@@ -15,8 +15,8 @@ from afflux.lab.results import audit_log
 from afflux.lab.results.audit_log import read_audit_log
 from afflux.lab.runs import simulation
 from afflux.lab.runs.run_checkpoint import refuse_other_setup
+from afflux.lab.runs.setup import RunSetup
 from afflux.ops.errors import ConfigError
-from afflux.sim.setup import SimulationSetup
 from afflux.store.index_types import Name
 from commands import check_exit, invoke
 from conftest import check_raises, check_refused
@@ -58,7 +58,7 @@ def read(log):
     """All that a run reads of a log with which it goes on."""
     header = read_audit_log(log).header
     header.rule_spec(log)
-    refuse_other_setup(SimulationSetup(header.sim_config(log), header.seed), log, header)
+    refuse_other_setup(RunSetup(header.sim_config(log), header.seed), log, header)
 
 
 def refused(log, message=""):

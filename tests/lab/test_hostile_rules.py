@@ -9,12 +9,12 @@ import pytest
 
 from afflux.lab import read_audit_log, read_results
 from afflux.lab.tasks.lora_task import checkpoint_folder
+from afflux.lab.tasks.registry import build_task
 from afflux.ops.errors import ConfigError
 from afflux.rules.files import code_digests
 from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.sim.workload.availability import availability_law
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.task_registry import build_task
 from commands import check_exit, invoke
 from conftest import check_raises, check_refused, raising
 from pairwise import soak

@@ -16,10 +16,12 @@ from torch import nn
 import made_runs
 import own_tasks
 from afflux import AffluxError
-from afflux.lab import Simulation, read_results
+from afflux.lab import Simulation, read_results, register_task
 from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.run_result import SeedStatistics, Summary
 from afflux.lab.runs.run_checkpoint import InterruptedRun
+from afflux.lab.runs.setup import RunSetup
+from afflux.lab.tasks import registry
 from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.sim import (
     ConfigError,
@@ -28,7 +30,6 @@ from afflux.sim import (
     classification,
     fedprox,
     partitioned,
-    register_task,
     scaffold,
     sgd,
 )
@@ -37,8 +38,6 @@ from afflux.sim.clients.schedule import Arrival
 from afflux.sim.clients.training import Trainer
 from afflux.sim.data import read_data_set
 from afflux.sim.models import build_model
-from afflux.sim.setup import SimulationSetup
-from afflux.sim.workload import task_registry
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from conftest import ROOT, check_error, check_raises, check_refused, raising, reproducible
@@ -136,7 +135,7 @@ def test_buffers_are_averaged_and_frozen_parts_stay_as_they_are():
     assert last["norm.num_batches_tracked"] == 3, "three local steps of each client"
 
     # The statistics are the mean of those that the three clients, trained alone, come to.
-    setup = SimulationSetup(made.config, 0, made.task)
+    setup = RunSetup(made.config, 0, made.task)
     events = [event for event in setup.schedule(made.jobs[0].spec) if isinstance(event, Arrival)]
     model, found = setup.model, []
     with reproducible_libraries():
@@ -155,7 +154,7 @@ def test_buffers_are_averaged_and_frozen_parts_stay_as_they_are():
 def test_a_trained_part_is_trained_as_torch_would():
     """The clients' momentum training against the same function on a module of its own."""
     made = simulation(own_tasks.linear, training=own_tasks.momentum, client_lr=0.2, local_steps=4)
-    setup = SimulationSetup(made.config, 7, made.task)
+    setup = RunSetup(made.config, 7, made.task)
     with reproducible_libraries():
         trained = setup.trainer.train(2, setup.model.initial_params, random_stream(7, StreamPurpose.BATCHES, 0))
         rng = random_stream(7, StreamPurpose.BATCHES, 0)
@@ -420,10 +419,10 @@ def test_the_partition_is_recorded(division, shown, tmp_path):
 
 
 def test_a_registered_task(monkeypatch):
-    monkeypatch.setattr(task_registry, "TASKS", dict(task_registry.TASKS))
+    monkeypatch.setattr(registry, "TASKS", dict(registry.TASKS))
     register_task("own-linear", own_tasks.own_task)
     config = SimConfig(task="own-linear:shift=0.5", num_clients=15, alpha=1.0, concurrency=4, arrivals=20)
-    task = task_registry.build_task(config)
+    task = registry.build_task(config)
     assert len(task.clients) == 15
     assert torch.equal(task.clients[2][0], own_tasks.X[2::15] + 0.5)
     result = run(parse_rule(RULE), 0, config)

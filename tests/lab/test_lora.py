@@ -14,13 +14,13 @@ from afflux.lab import read_audit_log
 from afflux.lab.presets.registry import all_presets
 from afflux.lab.results import run_folder
 from afflux.lab.runs.run_checkpoint import InterruptedRun
+from afflux.lab.runs.setup import RunSetup
 from afflux.lab.tasks import lora_task
+from afflux.lab.tasks.registry import build_task
 from afflux.ops.errors import ConfigError
 from afflux.rules import fedasync
 from afflux.rules.specs import parse_rule
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.task_registry import build_task
 from conftest import check_error, check_raises, check_refused
 from made_runs import audit_folder, resume, run, run_in_store
 from pairwise import soak
@@ -140,7 +140,7 @@ def test_an_attempt_to_reach_a_model_hub_is_noticed(attempts):
 
 
 def test_adapters_alone_are_trained_and_pushed(data_dir):
-    setup = SimulationSetup(settings(data_dir), 0)
+    setup = RunSetup(settings(data_dir), 0)
     names = [field.name for field in setup.model.layout.fields]
     assert len(names) == 4
     assert all("lora_" in name for name in names)
@@ -223,7 +223,7 @@ def test_errors_are_clear(data_dir, tmp_path):
         ("lora:dataset=sst2:scale=0", "scale is 0.0, must be positive"),
         (f"lora:dataset=sst2:checkpoint={broken}", "cannot be read"),
     ):
-        check_refused(message, SimulationSetup, replace(config, task=task), 0)
+        check_refused(message, RunSetup, replace(config, task=task), 0)
 
 
 def test_pickled_weights_are_refused(data_dir, tmp_path):
@@ -234,4 +234,4 @@ def test_pickled_weights_are_refused(data_dir, tmp_path):
     (folder / "model.safetensors").unlink()
     torch.save({}, folder / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="cannot be read"):
-        SimulationSetup(settings(data_dir, task=f"lora:dataset=sst2:checkpoint={folder}"), 0)
+        RunSetup(settings(data_dir, task=f"lora:dataset=sst2:checkpoint={folder}"), 0)

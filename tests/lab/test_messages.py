@@ -10,17 +10,17 @@ import torch
 
 import own_tasks
 from afflux.cli import common
-from afflux.lab import Simulation, read_results
+from afflux.lab import Simulation, read_results, register_task
 from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.runs.run_checkpoint import InterruptedRun, StoredRun
+from afflux.lab.runs.setup import RunSetup
 from afflux.lab.tasks import lora_task
 from afflux.ops.errors import StoreError
 from afflux.rules import files as rule_files
 from afflux.rules.specs import parse_rule
-from afflux.sim import ConfigError, Task, partitioned, register_task
+from afflux.sim import ConfigError, Task, partitioned
 from afflux.sim.clients.compiled_training import require_compiler
 from afflux.sim.models import build_model
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from conftest import check_refused
 
@@ -83,7 +83,7 @@ CASES = {
         "'a:b' cannot be the name of a task",
     ),
     "scaffold with a training function": (
-        lambda folder: SimulationSetup(
+        lambda folder: RunSetup(
             SimConfig(task="own", client_optimizer="scaffold"), 0, own_training(concurrency=1).task
         ),
         "client_optimizer is scaffold, but the task has a training function of its own",
@@ -98,7 +98,7 @@ CASES = {
         "cannot read .*: Is a directory",
     ),
     "fewer arrivals than a round": (
-        lambda folder: SimulationSetup(SMALL, 0).new_server(parse_rule("fedbuff:buffer_size=40")),
+        lambda folder: RunSetup(SMALL, 0).new_server(parse_rule("fedbuff:buffer_size=40")),
         "arrivals is 36, but fedbuff:buffer_size=40 steps after 40",
     ),
 }

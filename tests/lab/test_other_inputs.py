@@ -17,16 +17,17 @@ from afflux.lab import Simulation, tune
 from afflux.lab.results import finished_runs
 from afflux.lab.results.audit_log import AuditOutput, read_audit_log
 from afflux.lab.results.finished_runs import FILE
+from afflux.lab.runs import setup
 from afflux.lab.runs.run_checkpoint import InterruptedRun, refuse_other_setup
+from afflux.lab.tasks.inputs import content_digest
+from afflux.lab.tasks.registry import build_task
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
-from afflux.sim import Task, classification, partitioned, setup
+from afflux.sim import Task, classification, partitioned
 from afflux.sim import data as data_sets
 from afflux.sim.data import image_set
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.inputs import content_digest
 from afflux.sim.workload.partitions import PARTITIONS, classes
-from afflux.sim.workload.task_registry import build_task
 from conftest import check_refused
 from made_runs import resume, run, run_in_store
 from pairwise import soak
@@ -178,7 +179,7 @@ def test_older_logs_and_other_versions_are_one_line_of_notice(tmp_path, monkeypa
     log = read_audit_log(path)
     assert set(log.header.inputs) == {"data", "clients", "model"}
     assert log.header.versions == {name: finished_runs.package_versions()[name] for name in ("numpy", "torch")}
-    begun = setup.SimulationSetup(SMALL, 3, digests=True)
+    begun = setup.RunSetup(SMALL, 3, digests=True)
     refuse_other_setup(begun, path, log.header)
     assert caplog.messages == []
     older = replace(log, header=msgspec.structs.replace(log.header, inputs=msgspec.UNSET, versions=msgspec.UNSET))

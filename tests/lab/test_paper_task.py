@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from afflux.lab.tasks.augmentation import randaugment
+from afflux.lab.tasks.registry import build_task
 from afflux.rules.specs import parse_rule
 from afflux.sim.clients.batches import take
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.task_registry import build_task
 from conftest import check_refused
 from made_runs import run
 from pairwise import soak

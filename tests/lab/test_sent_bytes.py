@@ -13,8 +13,8 @@ from afflux.lab.results.audit_log import read_audit_log
 from afflux.lab.results.run_result import Evaluation
 from afflux.lab.results.simulation_results import SimulationResults
 from afflux.lab.runs.run_record import message_bytes
+from afflux.lab.runs.setup import RunSetup
 from afflux.sim import scaffold
-from afflux.sim.setup import SimulationSetup
 from conftest import check_refused
 
 
@@ -48,7 +48,7 @@ def test_each_arrival_is_one_model_up_and_each_dispatch_one_down(tmp_path):
 def test_buffers_have_their_own_dtypes_and_scaffold_sends_c_too():
     def message(**task):
         made = simulation(**task)
-        return message_bytes(SimulationSetup(made.config, 0, made.task))
+        return message_bytes(RunSetup(made.config, 0, made.task))
 
     plain, d = sum(message()) // 2, own_tasks.X.shape[1]
     assert message() == (plain, plain)

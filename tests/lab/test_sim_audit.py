@@ -18,6 +18,7 @@ from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import split_runs
 from afflux.lab.runs.compare import compare, make_jobs
 from afflux.lab.runs.recorder import RecordedServer, record_events
+from afflux.lab.runs.setup import RunSetup
 from afflux.rules import RULES
 from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.server.aggregator import Aggregator
@@ -26,7 +27,6 @@ from afflux.sim.clients.schedule import Arrival, Dispatch
 from afflux.sim.clients.training import Training, TrainingResult
 from afflux.sim.errors import DivergedError
 from afflux.sim.loop import EventLoop
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from conftest import check_error, check_refused
 from made_runs import run, run_paired
@@ -88,7 +88,7 @@ def test_every_line_is_json_without_nan(tmp_path):
         def take(self, sequence, sent):
             return TrainingResult(np.ones(650, np.float32), 5, float("inf"), 2)
 
-    setup, spec = SimulationSetup(replace(SMALL, faults="raise", arrivals=1), 0), parse_rule("fedasync")
+    setup, spec = RunSetup(replace(SMALL, faults="raise", arrivals=1), 0), parse_rule("fedasync")
     server = setup.new_server(spec)
     recorded = RecordedServer(spec, setup, server, "", None)
     events = [Dispatch(0.0, 0, 7, finish=1.0), Arrival(1.0, 0, 7)]

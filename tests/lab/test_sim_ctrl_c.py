@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
+from afflux.lab import interrupts
 from afflux.lab.runs.compare import compare, make_jobs
 from afflux.rules.specs import parse_rule
-from afflux.sim import interrupts
 from afflux.sim.workload.config import SimConfig
 from conftest import check_raises
 from pairwise import soak

@@ -19,12 +19,12 @@ from rich.console import Console
 import afflux
 from afflux import Server, StoreError
 from afflux.cli.lab.terminal import show_progress
+from afflux.lab import interrupts
 from afflux.lab.results import run_folder
 from afflux.lab.runs.run_checkpoint import InterruptedRun
 from afflux.ops.errors import ConfigError
 from afflux.rules import ca2fl
 from afflux.rules.specs import parse_rule
-from afflux.sim import interrupts
 from afflux.sim.workload.config import SimConfig
 from commands import invoke
 from conftest import check_error, check_raises, check_refused, needs_fork, reproducible

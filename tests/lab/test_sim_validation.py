@@ -12,7 +12,7 @@ from afflux.rules.specs import parse_rule
 from afflux.sim import partitioned
 from afflux.sim.clients.training import Trainer
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.ignored_settings import needs_validation_gradient
+from afflux.sim.workload.task import needs_validation_gradient
 from conftest import check_refused
 from made_runs import run
 

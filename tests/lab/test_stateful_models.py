@@ -16,10 +16,10 @@ from afflux import lab
 from afflux.lab import Simulation
 from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.runs.run_checkpoint import InterruptedRun
+from afflux.lab.runs.setup import RunSetup
 from afflux.sim import ConfigError
 from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_libraries
 from afflux.sim.clients.schedule import Arrival
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from conftest import bits, check_raises, check_refused, reproducible
 from made_runs import CLIENTS, resume, run, run_in_store
@@ -45,7 +45,7 @@ def with_models(made):
 
 def plain_loop(made):
     """Params and buffers after the rounds: each client trains in a new module; means are made in float64."""
-    setup = SimulationSetup(made.config, 0, made.task)
+    setup = RunSetup(made.config, 0, made.task)
     data = CLIENTS.for_seed(0)
     arrivals = [event for event in setup.schedule(made.jobs[0].spec) if isinstance(event, Arrival)]
     state, trained = make_module(made.task.model, 0).state_dict(), {"head.weight", "head.bias"}

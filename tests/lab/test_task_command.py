@@ -9,12 +9,11 @@ import pytest
 
 import own_tasks
 from afflux.cli.common import parse_rules
-from afflux.lab import Simulation, read_audit_log
+from afflux.lab import Simulation, interrupts, read_audit_log
 from afflux.lab.runs.run_checkpoint import InterruptedRun
+from afflux.lab.tasks.registry import build_task
 from afflux.rules.specs import parse_rule
-from afflux.sim import interrupts
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.task_registry import build_task
 from commands import check_exit, invoke
 from conftest import check_refused
 from pairwise import soak

@@ -24,12 +24,12 @@ from afflux.lab.results.finished_runs import Job
 from afflux.lab.runs import workers as pool
 from afflux.lab.runs.compare import compare
 from afflux.lab.runs.run_checkpoint import InterruptedRun
+from afflux.lab.runs.setup import RunSetup
 from afflux.lab.runs.workers import WorkerPool
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, interrupts, partitioned
 from afflux.sim.clients.training import SerialTraining
 from afflux.sim.errors import ProcessKilledError, TrainingError
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from conftest import ROOT, check_error, check_raises, check_refused, reproducible
 from fake_ray import FakeRay
@@ -241,7 +241,7 @@ def test_another_client_optimizer_needs_other_memory_and_so_other_workers(monkey
     monkeypatch.setattr(pool, "ProcessPool", lambda *given: (started.append(Mock()), started[-1])[1])
     with closing(WorkerPool(2)) as workers:
         for config, count in ((SMALL, 1), (replace(SMALL, client_lr=0.3), 1), (SCAFFOLD, 2)):
-            workers.for_run(SimulationSetup(config, 0), None)
+            workers.for_run(RunSetup(config, 0), None)
             assert len(started) == count
     assert all(each.stop.called for each in started)
 

@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 from afflux.lab.results.finished_runs import key_of, line_key
 from afflux.lab.results.run_result import Evaluation, params_sha256
 from afflux.lab.runs import compare as compare_module
+from afflux.lab.runs.setup import RunSetup
+from afflux.lab.tasks.registry import build_task
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
 from afflux.sim.errors import TrainingError
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.delays import delay_law
-from afflux.sim.workload.task_registry import build_task
 from bench.papers import reproduction
 from bench.papers.all_tables import TABLES
 from bench.papers.command import app
@@ -496,7 +496,7 @@ def served(path):
     """The header, the end and the last params of a log whose updates a new server gets, at the times of the log."""
     header, *lines, end = map(json.loads, path.read_text().splitlines())
     updates = np.load(path.with_name(header["updates"]))
-    setup = SimulationSetup(reproduction.SimConfig(**header["config"]), header["seed"])
+    setup = RunSetup(reproduction.SimConfig(**header["config"]), header["seed"])
     server = setup.new_server(parse_rule(header["label"]))
     assert params_sha256(server.params) == header["first_params_sha256"]
     models = [server.pull()]

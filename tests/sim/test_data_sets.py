@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from afflux.lab.tasks import text_set
+from afflux.lab.tasks.inputs import content_digest
 from afflux.lab.tasks.text_set import ALPHABET, decode, encode
 from afflux.sim.data import LAYOUTS, _read, read_data_set
 from afflux.sim.data.image_set import channel_moments
-from afflux.sim.workload.inputs import content_digest
 from conftest import check_refused
 from test_data_formats import idx
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from afflux.lab.tasks.registry import build_task
 from afflux.rules.specs import parse_rule
 from afflux.sim.workload.availability import Devices, availability_law
 from afflux.sim.workload.config import SimConfig
@@ -18,7 +19,6 @@ from afflux.sim.workload.delays import (
     delay_law,
     fadas_classes,
 )
-from afflux.sim.workload.task_registry import build_task
 from bench.papers.staleness import simulate_staleness
 from conftest import check_refused, generator
 from made_runs import run

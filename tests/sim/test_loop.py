@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from afflux.lab.results.run_result import params_sha256
+from afflux.lab.runs.setup import RunSetup
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import parse_rule
 from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.clients.schedule import Arrival, Dispatch, Dropout
 from afflux.sim.clients.training import SerialTraining
 from afflux.sim.loop import PushedUpdate
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from conftest import ROOT
 from made_runs import run, run_paired
@@ -25,7 +25,7 @@ PRESENCE = {"dropout": "rates:never=0.1:late=0.2", "timeout": 20.0, "selection":
 
 def loop_of(rule, seed=0, config=SMALL, **options):
     """A loop of one server; and the server."""
-    setup = SimulationSetup(config, seed)
+    setup = RunSetup(config, seed)
     server = setup.new_server(rule)
     return setup.loop(rule, [server], SerialTraining(setup.trainer, seed), **options), server
 
@@ -81,7 +81,7 @@ def test_a_second_server_gets_the_updates_of_the_first():
     specs = [parse_rule("fedbuff:buffer_size=3"), parse_rule("ca2fl:buffer_size=4")]
     paired = run_paired(specs, 1, SMALL)
     with reproducible_libraries():
-        setup = SimulationSetup(SMALL, 1)
+        setup = RunSetup(SMALL, 1)
         servers = [setup.new_server(spec) for spec in specs]
         for event in setup.loop(specs[0], servers, SerialTraining(setup.trainer, 1)):
             assert not isinstance(event, PushedUpdate) or len(event.receipts) == len(event.versions) == 2

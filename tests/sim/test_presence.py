@@ -18,12 +18,12 @@ from afflux.lab.results.finished_runs import Job
 from afflux.lab.results.run_folder import describe_setting
 from afflux.lab.runs.recorder import RecordedServer
 from afflux.lab.runs.run_checkpoint import InterruptedRun, interrupted_run
+from afflux.lab.runs.setup import RunSetup
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError
 from afflux.sim.clients import schedule
 from afflux.sim.clients.schedule import Arrival, Dispatch, Draws, Dropout, schedule_events
 from afflux.sim.clients.training import SerialTraining
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.availability import Diurnal, Dropouts, ReadyTimes
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
@@ -187,7 +187,7 @@ def test_a_dropout_frees_its_version_at_once():
             del versions[sequence]
 
     config = replace(SMALL, dropout="rates:upload=0.5", timeout=3.0, delays="exponential")
-    setup = SimulationSetup(config, 0)
+    setup = RunSetup(config, 0)
     server = setup.new_server(RULE)
     for event in setup.loop(RULE, [server], Watched(setup.trainer, 0)):
         if isinstance(event, Dropout):

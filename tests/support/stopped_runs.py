@@ -2,8 +2,8 @@
 
 import signal
 
+from afflux.lab import interrupts
 from afflux.lab.results.run_history import RunHistory
-from afflux.sim import interrupts
 
 
 class Stopped(Exception):

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from afflux import __version__
 from afflux.cli import bench, listings, plan, selftest, store
 from afflux.cli.common import Parser, report_errors
-from afflux.sim import interrupts
+from afflux.lab import interrupts
 
 #: The simulator's commands, in `afflux.cli.lab.app`; they need packages of the extra `lab`.
 SIMULATOR = {

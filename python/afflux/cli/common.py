@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from afflux.lab.interrupts import Terminated
 from afflux.ops.errors import AffluxError, ConfigError, UnavailableError
 from afflux.ops.validation import printable
 from afflux.rules.specs import RuleSpec, read_rules, rule_parameters
 from afflux.sim.errors import text_with_notes
-from afflux.sim.interrupts import Terminated
 
 
 class Option(argparse.Action):

@@ -7,8 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from afflux.sim.data import LAYOUTS
-from afflux.sim.workload.config import LORA, PAPERS
-from afflux.sim.workload.task_registry import TASKS
 
 if TYPE_CHECKING:
     from afflux.lab.grid import tune as tune
@@ -16,17 +14,17 @@ if TYPE_CHECKING:
     from afflux.lab.results.simulation_results import read_results as read_results
     from afflux.lab.runs.library import Simulation as Simulation
     from afflux.lab.runs.library import resume as resume
+    from afflux.lab.tasks.registry import register_task as register_task
 
 _MODULES = {
     "grid": ("tune",),
     "results.audit_log": ("read_audit_log",),
     "results.simulation_results": ("read_results",),
     "runs.library": ("Simulation", "resume"),
+    "tasks.registry": ("register_task",),
 }
 LAYOUTS.setdefault("femnist", "afflux.lab.tasks.leaf:FEMNIST")
 LAYOUTS.setdefault("shakespeare", "afflux.lab.tasks.text_set:LAYOUTS")
-TASKS.setdefault(PAPERS, "afflux.lab.tasks.paper_task:paper_task")
-TASKS.setdefault(LORA, "afflux.lab.tasks.lora_task:lora_task")
 
 __all__ = sorted(name for names in _MODULES.values() for name in names)
 

@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from afflux.sim.workload.task import partitioned as partitioned
     from afflux.sim.workload.task import scaffold as scaffold
     from afflux.sim.workload.task import sgd as sgd
-    from afflux.sim.workload.task_registry import register_task as register_task
 
 _MODULES = {
     "errors": ("ConfigError", "DivergedError", "MissingExtraError", "TrainingError"),
     "workload.evaluation": ("Metric", "classification"),
     "workload.task": ("Task", "fedprox", "partitioned", "scaffold", "sgd"),
-    "workload.task_registry": ("register_task",),
 }
 
 __all__ = sorted(name for names in _MODULES.values() for name in names)

@@ -1,6 +1,6 @@
 """Shared by all rules in a simulation of one task, config and seed: clients, initial params, schedule, event loop."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,22 +19,14 @@ from afflux.sim.errors import note_on_errors
 from afflux.sim.loop import EventLoop
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw, TiedDelays, delay_law
-from afflux.sim.workload.ignored_settings import (
-    needs_validation_gradient,
-    refuse_ignored_settings,
-    settings_read,
-)
-from afflux.sim.workload.inputs import input_digests
-from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.selection import Population, UniformSelection, check_passes, selection_law
-from afflux.sim.workload.task import Partitioned, Task, clients_with_data, num_examples, tuned_on_validation
-from afflux.sim.workload.task_registry import build_task, task_function
-
-
-def num_parameters(config: SimConfig, task: Task | None = None) -> int:
-    """Return the number of trained parameters of the model, d; `task` replaces that in the settings."""
-    task = build_task(config) if task is None else task
-    return len(FlatModel(make_module(task.model, 0), task.roles).params)
+from afflux.sim.workload.task import (
+    Task,
+    clients_with_data,
+    needs_validation_gradient,
+    num_examples,
+    tuned_on_validation,
+)
 
 
 def refuse_pair(clients: Any) -> None:
@@ -49,26 +41,19 @@ def refuse_pair(clients: Any) -> None:
 class SimulationSetup:
     """Clients and initial params of one task, config and seed; makes servers, schedules and event loops for them."""
 
-    def __init__(self, config: SimConfig, seed: int, task: Task | None = None, digests: bool = False) -> None:
+    def __init__(self, config: SimConfig, seed: int, task: Task) -> None:
         """Load the data and divide it among the clients.
 
         Args:
             config: the settings.
             seed: of all random numbers.
-            task: the task of the clients; None: the task in the settings.
-            digests: whether the digests of the inputs are computed.
+            task: the task of the clients.
 
         Raises:
             ConfigError: a negative seed, missing data, or a task that does not go with the settings.
         """
         if seed < 0:
             raise ConfigError(f"seed is {seed}, must be 0 or more")
-        function = None
-        if task is None:
-            task = build_task(config)
-            function = task_function(config.task)
-        else:
-            refuse_ignored_settings(config, config.changed(), task, None)
         refuse_pair(task.clients)
         task = tuned_on_validation(task) if config.part == "validation" else task
         with note_on_errors("while the clients' data were made"):
@@ -79,25 +64,15 @@ class SimulationSetup:
             raise ConfigError("client_optimizer is scaffold, but the task has a training function of its own")
         if config.delays == DELAYS_OF_TASK and task.delays is None:
             raise ConfigError(f"delays is {DELAYS_OF_TASK}, but task {config.task} has no delays of its own")
-        self.config, self.seed = config, seed
+        self.config, self.seed, self.task, self.data = config, seed, task, data
         self.model = FlatModel(make_module(task.model, seed), task.roles, config.device)
-        clients = clients_with_data(data)
         counts = [num_examples(own) for own in data] if isinstance(data, list | tuple) else ()
-        self.population = Population(len(data), clients, counts)
+        self.population = Population(len(data), clients_with_data(data), counts)
         self.trainer = Trainer(self.model, data, task, config)
         #: Number of examples of the server's validation data; 0: no validation data.
         self.num_validation = (num_examples(task.validation) or 0) if task.validation is not None else 0
         #: The task's own delays, or those tied to the data; None: those of the settings.
         self.delays = task.delays if config.delays == DELAYS_OF_TASK else _tied(config.delays, data)
-        #: Those that runs of this task read.
-        self.settings: Mapping[str, Any] = settings_read(config, task, function)
-        division = task.clients.division if isinstance(task.clients, Partitioned) else {}
-        self.division: Mapping[str, Any] = {"num_clients": len(data)} | division  #: see `RunResult.division`
-        #: See `input_digests`; empty unless they were asked for.
-        self.inputs: Mapping[str, str] = input_digests(config, task, data, self.model.module) if digests else {}
-        self.metrics = tuple(task.metrics)  #: of the task
-        #: The clients that are evaluated each, in ascending order.
-        self.sample = () if task.evaluate_client is None else _sample(clients, config.fairness_clients, seed)
 
     def new_server(self, spec: RuleSpec, **options: Any) -> Server:
         """Make a server of a rule with the initial params, for these clients; see `build_rule`."""
@@ -171,12 +146,6 @@ class SimulationSetup:
             selection=selection,
             ends=lambda event: ended() or 0 < config.virtual_time < event.time,
         )
-
-
-def _sample(clients: Sequence[int], most: int, seed: int) -> Sequence[int]:
-    stream = random_stream(seed, StreamPurpose.CLIENT_EVALUATION)
-    places = stream.choice(len(clients), min(most, len(clients)), replace=False)
-    return [clients[place] for place in sorted(places.tolist())]
 
 
 def _tied(delays: str, data: Sequence[Any]) -> DelayLaw | None:

@@ -21,11 +21,11 @@ from afflux.cli.lab.settings import (
     split_rules,
     with_config_options,
 )
+from afflux.lab import interrupts
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import printable
 from afflux.rules import RULES
 from afflux.rules.specs import RuleSpec
-from afflux.sim import interrupts
 from afflux.sim.errors import EXTRA, require
 from afflux.sim.workload.config import SimConfig
 

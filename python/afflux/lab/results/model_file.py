@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from afflux.lab.tasks.inputs import content_digest
 from afflux.ops.errors import ConfigError
 from afflux.sim.errors import require
-from afflux.sim.workload.inputs import content_digest
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -24,8 +24,7 @@ from afflux.lab.results.statistics import (
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
 from afflux.sim.errors import errors_of_writing, require
-from afflux.sim.workload.config import OF_CLIENTS, SimConfig
-from afflux.sim.workload.ignored_settings import SETTINGS
+from afflux.sim.workload.config import OF_CLIENTS, SETTINGS, SimConfig
 
 
 class SimulationResults(tuple[RunResult, ...]):

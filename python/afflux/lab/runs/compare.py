@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from afflux.lab import interrupts
 from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import ERRORS, INTERRUPTED, FailedRun, Job, Runs, split_runs
 from afflux.lab.results.run_history import JobProgress, OnEvaluation, RunProgress, TrackedRun
@@ -20,18 +21,17 @@ from afflux.lab.results.run_result import RunResult
 from afflux.lab.runs.long_runs import simulate_long
 from afflux.lab.runs.processes import CONTEXT, POLL_SECONDS, ProcessPool, killed_processes_as, pickled
 from afflux.lab.runs.run_checkpoint import StoredRun
+from afflux.lab.runs.setup import RunSetup
 from afflux.lab.runs.simulation import simulate
 from afflux.lab.runs.workers import WorkerPool, Workers
+from afflux.lab.tasks.ignored_settings import OF_FUNCTION
 from afflux.ops import default_threads
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import printable
 from afflux.rules.specs import RuleSpec
-from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.errors import require, text_with_notes
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import IMAGES, SimConfig
-from afflux.sim.workload.ignored_settings import OF_FUNCTION
 from afflux.sim.workload.selection import check_passes
 from afflux.sim.workload.task import Task
 
@@ -60,7 +60,7 @@ def inputs_of_jobs(jobs: Sequence[Job], config: SimConfig, task: Task | None = N
         task: the task of the clients; default the task in the settings.
 
     Raises:
-        ConfigError: see `SimulationSetup`.
+        ConfigError: see `RunSetup`.
     """
     digests: dict[tuple[Any, ...], Mapping[str, str]] = {}
     inputs = []
@@ -69,7 +69,7 @@ def inputs_of_jobs(jobs: Sequence[Job], config: SimConfig, task: Task | None = N
             settings = replace(job.config or config, compile=False)
             key = job.seed, *(getattr(settings, name) for name in _OF_INPUTS)
             if key not in digests:
-                digests[key] = SimulationSetup(settings, job.seed, task, digests=True).inputs
+                digests[key] = RunSetup(settings, job.seed, task, digests=True).inputs
             inputs.append(digests[key])
     return inputs
 

@@ -16,7 +16,15 @@ from afflux.lab.results.run_result import buffers_text
 from afflux.lab.results.simulation_results import SimulationResults
 from afflux.lab.runs.compare import compare, inputs_of_jobs, make_jobs
 from afflux.lab.runs.run_checkpoint import CHECKPOINT_SECONDS, InterruptedRun, StoredRun, interrupted_run
+from afflux.lab.runs.setup import num_parameters
 from afflux.lab.runs.workers import Workers
+from afflux.lab.tasks.ignored_settings import (
+    OF_FUNCTION,
+    OF_TRAINING,
+    refuse_ignored_settings,
+    unread_by_rules,
+)
+from afflux.lab.tasks.registry import build_task
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import as_int, brief, integer, known, printable
 from afflux.rules import RULES
@@ -24,17 +32,10 @@ from afflux.rules.rule import Rule
 from afflux.rules.specs import RuleSpec, parse_rule, read_rules, rule_parameters
 from afflux.sim.clients.training import with_settings
 from afflux.sim.errors import require
-from afflux.sim.setup import num_parameters, refuse_pair
-from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SimConfig, unlimit_arrivals
+from afflux.sim.setup import refuse_pair
+from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SETTINGS, SimConfig, unlimit_arrivals
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
 from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
-from afflux.sim.workload.ignored_settings import (
-    OF_FUNCTION,
-    OF_TRAINING,
-    SETTINGS,
-    refuse_ignored_settings,
-    unread_by_rules,
-)
 from afflux.sim.workload.task import (
     ClientTraining,
     Evaluate,
@@ -45,7 +46,6 @@ from afflux.sim.workload.task import (
     TrainingFunction,
     sgd,
 )
-from afflux.sim.workload.task_registry import build_task
 
 if TYPE_CHECKING:
     from torch import nn

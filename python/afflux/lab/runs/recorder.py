@@ -12,16 +12,16 @@ import msgspec
 from afflux.lab.results.run_history import Progress, RunHistory, RunProgress
 from afflux.lab.results.run_result import PLACE, ClientEvaluation, Evaluation, RunResult
 from afflux.lab.runs.run_record import RunRecord
+from afflux.lab.runs.setup import RunSetup
 from afflux.lab.runs.workers import WorkerPool
 from afflux.rules.specs import RuleSpec
 from afflux.server.server import Server
 from afflux.sim.clients.schedule import Dropout
 from afflux.sim.clients.training import ValidationGradient
 from afflux.sim.loop import EventLoop, LoopEvent, PushedUpdate
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import UNLIMITED
-from afflux.sim.workload.ignored_settings import needs_validation_gradient
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
+from afflux.sim.workload.task import needs_validation_gradient
 
 _LOGGER = logging.getLogger("afflux")
 
@@ -39,7 +39,7 @@ class RecordedServer:
     """A server of one rule, to which a loop pushes, and its record; the server's models are evaluated."""
 
     def __init__(
-        self, spec: RuleSpec, setup: SimulationSetup, server: Server, leader: str, history: RunHistory | None
+        self, spec: RuleSpec, setup: RunSetup, server: Server, leader: str, history: RunHistory | None
     ) -> None:
         """Begin the record of a new server, or continue that of another one.
 

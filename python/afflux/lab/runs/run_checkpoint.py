@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from afflux.lab import interrupts
 from afflux.lab.results import audit_log
 from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import FILE, Job, refuse_other_inputs
@@ -20,14 +21,13 @@ from afflux.lab.results.run_folder import RUN_ID
 from afflux.lab.results.run_history import LOST, RunHistory
 from afflux.lab.results.run_result import evaluation_reader, params_sha256
 from afflux.lab.runs.recorder import RecordedServer
+from afflux.lab.runs.setup import RunSetup
 from afflux.ops.errors import ConfigError, StoreError
 from afflux.rules.files import code_digests
 from afflux.rules.specs import RuleSpec
 from afflux.server.server import Server
-from afflux.sim import interrupts
 from afflux.sim.errors import errors_of_writing
 from afflux.sim.loop import EventLoop, LoopState
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import Count, SimConfig
 from afflux.store import info
 from afflux.store.files import new_file, opened, read_bytes
@@ -196,7 +196,7 @@ class InterruptedRun:
         if lost := sorted(versions - {*server.retained_versions, server.version}):
             raise ConfigError(f"the store no longer keeps version {lost[0]} of params, from which clients train")
 
-    def check_setup(self, setup: SimulationSetup) -> None:
+    def check_setup(self, setup: RunSetup) -> None:
         """Raise ConfigError if code, data or initial params are not those with which the run began."""
         if code_digests(self.spec.name, self.config.task, self.config.selection) != (self.header.code or {}):
             names = [self.header.rule, *(self.header.config.get(name, "") for name in ("task", "selection"))]
@@ -239,7 +239,7 @@ class StoredRun:
         """
         self.path, self.interrupted, self._seconds, self._due = path, interrupted, seconds, 0.0
 
-    def server(self, spec: RuleSpec, setup: SimulationSetup, files: ExitStack) -> Server:
+    def server(self, spec: RuleSpec, setup: RunSetup, files: ExitStack) -> Server:
         """Return the server of a rule; `files` closes it."""
         if self.interrupted is None:
             server = setup.new_server(spec, store=self.path, commit_every=None)
@@ -309,7 +309,7 @@ class StoredRun:
         self._due = time.monotonic() + self._seconds
 
 
-def refuse_other_setup(setup: SimulationSetup, path: Path, header: audit_log.Header) -> None:
+def refuse_other_setup(setup: RunSetup, path: Path, header: audit_log.Header) -> None:
     """Compare the inputs of a setup with those of a run that is continued.
 
     Other versions of packages, and a log without digests, are one line of notice each.

@@ -15,16 +15,16 @@ from afflux.lab.results.finished_runs import package_versions
 from afflux.lab.results.model_file import FOLDER, constants_sha256, module_arrays, write_model
 from afflux.lab.results.run_history import OnEvaluation, RunHistory, TrackedRun
 from afflux.lab.results.run_result import Evaluation, RunResult, params_sha256
+from afflux.lab.runs.setup import RunSetup
+from afflux.lab.tasks.ignored_settings import unread_by_rules
 from afflux.rules.files import code_digests
 from afflux.rules.specs import RuleSpec
 from afflux.server.server import Server
 from afflux.sim.clients.schedule import Dropout
 from afflux.sim.errors import DivergedError, TrainingError, note_on_errors
 from afflux.sim.loop import PushedUpdate
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import OF_PRESENCE
 from afflux.sim.workload.evaluation import CLASSIFICATION
-from afflux.sim.workload.ignored_settings import unread_by_rules
 
 _LOGGER = logging.getLogger("afflux")
 #: Faulty arrivals after which a run ends: so many at its start, or so many in a row later.
@@ -34,9 +34,7 @@ FIRST_FAULTS, FAULTS_IN_A_ROW = 10, 100
 class RunRecord:
     """The record of one rule and one seed."""
 
-    def __init__(
-        self, spec: RuleSpec, setup: SimulationSetup, leader: str, server: Server, history: RunHistory
-    ) -> None:
+    def __init__(self, spec: RuleSpec, setup: RunSetup, leader: str, server: Server, history: RunHistory) -> None:
         """Begin the record, or continue that of `history`; `leader` is empty if the clients train from this rule."""
         self.spec = spec
         self.title = f"{spec.label}, seed {setup.seed}"
@@ -234,7 +232,7 @@ class RunRecord:
         )
 
 
-def message_bytes(setup: SimulationSetup) -> tuple[int, int]:
+def message_bytes(setup: RunSetup) -> tuple[int, int]:
     """Return the bytes of an arrival and of a dispatch: the model; for SCAFFOLD also the change of c_i, and c (d,).
 
     The last two are float32. If the codec of the c_i rounds, a client also pulls its own.

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from time import process_time
 
+from afflux.lab import interrupts
 from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import Job
 from afflux.lab.results.run_folder import remove_run_files
@@ -13,12 +14,11 @@ from afflux.lab.results.run_result import RunResult
 from afflux.lab.runs.processes import killed_processes_as
 from afflux.lab.runs.recorder import RecordedServer, record_events
 from afflux.lab.runs.run_checkpoint import StoredRun
+from afflux.lab.runs.setup import RunSetup
 from afflux.lab.runs.workers import WorkerPool
 from afflux.rules.specs import RuleSpec
-from afflux.sim import interrupts
 from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.clients.training import SerialTraining
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task import Task
 
@@ -68,7 +68,7 @@ def simulate(
     start = process_time()
     killed = "a worker process was killed, or could not be started; the run can be resumed"
     with reproducible_libraries(), killed_processes_as(killed), ExitStack() as files:
-        setup = SimulationSetup(config, seed, task, digests=output is not None)
+        setup = RunSetup(config, seed, task, digests=output is not None)
         interrupted = None if store is None else store.interrupted
         if store is not None:
             setup.schedule(specs[0])  # raises for an impossible one before anything is written

@@ -19,10 +19,10 @@ import torch
 
 from afflux.aggregation.reports import Pulled
 from afflux.lab.runs.processes import CONTEXT, ProcessPool, pickled
+from afflux.lab.runs.setup import RunSetup
 from afflux.ops.errors import AffluxError, ConfigError
 from afflux.sim.clients.training import SentModel, SerialTraining, Trainer, Training, TrainingResult
 from afflux.sim.errors import TrainingError, text_with_notes
-from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig, concurrency_steps
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.task import Task
@@ -51,7 +51,7 @@ class WorkerError(AffluxError):
 Shapes = dict[str, tuple[str, int, int]]
 
 
-def shapes_of(setup: SimulationSetup, count: int) -> Shapes:
+def shapes_of(setup: RunSetup, count: int) -> Shapes:
     """Return the arrays of a run with `count` workers.
 
     A place holds the model for a training or evaluation, and then the update and the buffers of a training.
@@ -93,7 +93,7 @@ class WorkerPool(Training):
         self._jobs: dict[Future[Any], tuple[int, int]] = {}  # of workers: the place, the sequence or -1
         self._done: dict[int, Future[Any]] = {}
 
-    def for_run(self, setup: SimulationSetup, task: Task | None) -> "WorkerPool | None":
+    def for_run(self, setup: RunSetup, task: Task | None) -> "WorkerPool | None":
         """Begin a run; return None if it has no workers.
 
         The next run has the same processes if it has the same task and needs the same memory. The call waits for the
@@ -101,7 +101,7 @@ class WorkerPool(Training):
 
         Args:
             setup: of the run.
-            task: the argument of `SimulationSetup`.
+            task: the argument of `RunSetup`.
 
         Raises:
             ConfigError: the task cannot be sent to another process.
@@ -241,7 +241,7 @@ def _task() -> Task | None:
 
 @lru_cache(maxsize=1)
 def _trainer(config: SimConfig, seed: int) -> Trainer:
-    return SimulationSetup(config, seed, _task()).trainer
+    return RunSetup(config, seed, _task()).trainer
 
 
 def _reported(function: Callable[..., Any], *arguments: Any) -> Any:

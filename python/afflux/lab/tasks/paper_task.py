@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from afflux.lab.tasks.augmentation import AUGMENTATIONS, augmented
+from afflux.lab.tasks.registry import image_set_task, network_of
 from afflux.lab.tasks.text_set import TextSet
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
@@ -14,7 +15,6 @@ from afflux.sim.data.image_set import ImageSet
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Classification
 from afflux.sim.workload.task import Partitioned, Task
-from afflux.sim.workload.task_registry import image_set_task, network_of
 
 if TYPE_CHECKING:
     from torch import Tensor

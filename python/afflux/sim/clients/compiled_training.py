@@ -30,7 +30,6 @@ from afflux.ops.validation import raise_if_from_signal, shortened
 from afflux.sim.clients.batches import note_once
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.workload.config import PROXIMAL, SimConfig
-from afflux.sim.workload.inputs import content_digest
 from afflux.sim.workload.task import Loss
 
 #: Shapes of full batches for which one run compiles a step.
@@ -59,7 +58,7 @@ EagerStep = Callable[[Any, Any], torch.Tensor]
 #: Returns the code for batches like the tensors of one, which are the leaves of a tree (x, y); None: none is of use.
 #: The number is that of the shapes of batches before this one.
 Compile = Callable[[int, EagerStep, list[torch.Tensor], TreeSpec], CompiledRun | None]
-_kept: dict[str | None, CompiledRun] = {}
+_kept: dict[str, CompiledRun] = {}
 
 
 def require_compiler() -> None:
@@ -297,8 +296,8 @@ def _compiled(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Co
     A graph that this process has compiled before is not compiled again.
     """
     constants = [getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"]
-    shapes = [str((tensor.shape, tensor.stride(), tensor.dtype)) for tensor in inputs]
-    key = content_digest([graph.code, constants, shapes])
+    values = [(one.dtype, one.tolist()) if isinstance(one, torch.Tensor) else str(one) for one in constants]
+    key = str([graph.code, values, [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs]])
     if key not in _kept:
         shape = " and ".join(str(tuple(tensor.shape)) for tensor in inputs[-2:])
         print(f"compiling the clients' step for batches {shape} ...", file=sys.stderr, flush=True)

@@ -23,11 +23,10 @@ from afflux.sim.clients.batches import batch_indices, call, gives_batches, has_r
 from afflux.sim.clients.compiled_training import EAGER_BATCHES, CompiledStep, GraphedStep, NativeStep
 from afflux.sim.clients.flat_model import FlatModel
 from afflux.sim.errors import DivergedError, TrainingError, note_on_errors, text_with_notes
-from afflux.sim.workload.config import IMAGES, PAPERS, PROXIMAL, SimConfig
+from afflux.sim.workload.config import IMAGES, PAPERS, PROXIMAL, SETTINGS, SimConfig, keyword_settings
 from afflux.sim.workload.evaluation import CLASSIFICATION, Classification, add_note_on_examples, class_loss
-from afflux.sim.workload.ignored_settings import SETTINGS, VALIDATION_VECTOR, keyword_settings
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream, seed_globals
-from afflux.sim.workload.task import Task, TrainingFunction, num_examples
+from afflux.sim.workload.task import VALIDATION_VECTOR, Task, TrainingFunction, num_examples
 
 #: The number of batches whose examples are read from the data in one operation, for compiled steps and on a GPU.
 BATCHES_AT_ONCE = 32

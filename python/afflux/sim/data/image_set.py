@@ -34,7 +34,7 @@ class ImageSet:
     test_owner: np.ndarray | None = None
     #: Returns the arrays of the files, of which the setting `data` logs the digest; None: the digest is of this object.
     #:
-    #: A function, which `content_digest` of this object skips.
+    #: A function, because a digest of this object skips it.
     files: Callable[[], list[np.ndarray]] | None = None
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
 """The settings of a simulation, without the rule and the seed."""
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -356,3 +357,15 @@ class SimConfig:
     def heterogeneity(self) -> float:
         """The number that the partition takes: alpha, or the classes of a client."""
         return self.classes if self.partition in BY_CLASSES else self.alpha
+
+
+SETTINGS = tuple(field.name for field in fields(SimConfig))
+
+
+def keyword_settings(function: Callable[..., Any] | None) -> list[str]:
+    """Return the settings that a training function takes as keyword-only parameters; [] if there is no function."""
+    try:
+        parameters = inspect.signature(function).parameters  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return []
+    return [name for name in SETTINGS if name in parameters and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY]

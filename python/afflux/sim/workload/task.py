@@ -10,6 +10,7 @@ import numpy as np
 
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import brief, known
+from afflux.rules.rule import Rule
 from afflux.sim.data.image_set import stratified_split
 from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.evaluation import (
@@ -39,6 +40,8 @@ EvaluateClient: TypeAlias = Callable[["nn.Module", Any], Values]
 Loss: TypeAlias = Callable[[Any, Any], Any]  #: (output of the model, labels) -> mean loss, a torch scalar.
 
 
+#: The rule vector of rules that score updates by the gradient on the server's own validation data (Zeno++).
+VALIDATION_VECTOR = "validation"
 #: The share of the training examples of each class in the validation part.
 VALIDATION_SHARE = 0.2
 
@@ -160,6 +163,11 @@ def tuned_on_validation(task: Task) -> Task:
         examples = clients.examples(training)
     divided = replace(clients, x=clients.x[training], y=clients.y[training])
     return replace(task, clients=divided, evaluate=evaluate, validation=examples)
+
+
+def needs_validation_gradient(rule: Rule) -> bool:
+    """Return whether the rule's weights depend on a validation gradient."""
+    return VALIDATION_VECTOR in rule.needs.handed_in
 
 
 class _LazyClients(Sequence[Any]):

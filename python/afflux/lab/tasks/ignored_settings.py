@@ -2,12 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from afflux.ops.errors import ConfigError
 from afflux.rules import SYNCHRONOUS
-from afflux.rules.rule import Rule
 from afflux.rules.specs import RuleSpec
 from afflux.sim.workload.config import (
     IMAGES,
@@ -15,29 +14,19 @@ from afflux.sim.workload.config import (
     OF_CLIENTS,
     OF_PRESENCE,
     PAPERS,
+    SETTINGS,
     UNLIMITED,
     SimConfig,
+    keyword_settings,
     unread_settings,
 )
-from afflux.sim.workload.task import Partitioned, Task, fedprox, scaffold
+from afflux.sim.workload.task import Partitioned, Task, fedprox, needs_validation_gradient, scaffold
 
 #: Settings that only the function of a task reads.
 OF_DIVISION = ("num_clients", "partition", "alpha", "classes")
 OF_FUNCTION = ("data_dir", *OF_DIVISION)
 #: Settings that only the built-in training reads. client_lr is not one of them: the server divides updates by it, too.
 OF_TRAINING = tuple(name for name in {**scaffold(drop_last=True).settings, **fedprox().settings} if name != "client_lr")
-SETTINGS = tuple(field.name for field in fields(SimConfig))
-#: The rule vector of rules that score updates by the server's own validation gradient (Zeno++).
-VALIDATION_VECTOR = "validation"
-
-
-def keyword_settings(function: Callable[..., Any] | None) -> list[str]:
-    """Return the settings that a training function takes as keyword-only parameters; [] if there is no function."""
-    try:
-        parameters = inspect.signature(function).parameters  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return []
-    return [name for name in SETTINGS if name in parameters and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY]
 
 
 def ignored_settings(config: SimConfig, task: Task, function: Callable[..., Any] | None) -> list[str]:
@@ -74,11 +63,6 @@ def settings_read(config: SimConfig, task: Task, function: Callable[..., Any] | 
             left_out |= perhaps - {"num_clients", *config.changed(), *taken}
     left_out |= unread_settings(asdict(config)).keys() - {*config.changed(), *taken}
     return {name: value for name, value in asdict(config).items() if name not in left_out}
-
-
-def needs_validation_gradient(rule: Rule) -> bool:
-    """Return whether the rule's weights depend on a validation gradient."""
-    return VALIDATION_VECTOR in rule.needs.handed_in
 
 
 def unread_by_rules(rules: Iterable[RuleSpec]) -> dict[str, str]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from afflux.lab.tasks.ignored_settings import refuse_ignored_settings
+from afflux.lab.tasks.inputs import content_digest
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import brief, known
 from afflux.rules.files import file_function, imports_beside, split_rule_name
@@ -19,10 +21,8 @@ from afflux.sim.data import read_data_set
 from afflux.sim.data.image_set import ImageSet
 from afflux.sim.errors import note_on_errors
 from afflux.sim.models import build_model
-from afflux.sim.workload.config import IMAGES, MADE_IN_PYTHON, SimConfig
+from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SETTINGS, SimConfig
 from afflux.sim.workload.evaluation import Classification
-from afflux.sim.workload.ignored_settings import SETTINGS, refuse_ignored_settings
-from afflux.sim.workload.inputs import content_digest
 from afflux.sim.workload.random_streams import restored_globals, seed_globals
 from afflux.sim.workload.task import Partitioned, Task
 
@@ -92,10 +92,12 @@ def _digest_of_files(data: ImageSet) -> str | None:
     return content_digest(data.files()) if data.files else None
 
 
-#: Functions that make tasks by name, or MODULE:FUNCTION, which is imported at its first use; `afflux.lab` adds those
-#: of papers, `register_task` those of users.
+#: Functions that make tasks by name, or MODULE:FUNCTION, which is imported at its first use; `register_task` adds those
+#: of users.
 TASKS: dict[str, Callable[..., Task] | str] = {
     IMAGES: image_task,
+    PAPERS: "afflux.lab.tasks.paper_task:paper_task",
+    LORA: "afflux.lab.tasks.lora_task:lora_task",
 }
 
 
