@@ -1,7 +1,6 @@
 """`python -m bench.papers`: the runs of the papers' tables, kept as one JSON line each, and a check of such lines."""
 
 import json
-import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from psutil import virtual_memory
 
 from afflux.lab.grid import SETTINGS, parse_grid, points
 from afflux.lab.outcomes import Outcome, load_outcomes
@@ -234,7 +234,7 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Budget, show:
     def enough() -> bool:
         return limits.hours is not None and spent >= 3600 * limits.hours
 
-    most = max(1, int(available_memory() / table.memory))
+    most = max(1, int(virtual_memory().available / 1e9 / table.memory))
     processes = min(limits.processes or default_threads(), most)
     with locked(folder), ExitStack() as screen:
         outcomes = load_outcomes(sorted(folder.glob("*.jsonl")), jobs, inputs)
@@ -417,17 +417,6 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
     facts = {name.strip(): text.strip() for name, text in lines.items()}
     return f"{facts.get('model name', platform.machine())}, {facts.get('cpu family', '?')}/{facts.get('model', '?')}"
-
-
-def available_memory() -> float:
-    """Return the GB of memory that are available, or about half of all; a terabyte if the system does not say."""
-    try:
-        with open("/proc/meminfo", encoding="utf-8") as file:
-            facts = dict(line.split(":", 1) for line in file)
-        return int(facts["MemAvailable"].split()[0]) / 1e6
-    except (OSError, KeyError, ValueError):
-        pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2e9 if pages else 1000.0
 
 
 class State(NamedTuple):

@@ -11,7 +11,7 @@ import typer
 
 from afflux.cli.common import parse_rules
 from afflux.cli.lab import simulate
-from afflux.cli.lab.settings import rule_of_preset
+from afflux.cli.lab.settings import rules_of_preset
 from afflux.lab import read_audit_log
 from afflux.lab.presets.registry import all_presets, find_preset
 from afflux.sim.models.networks import NETWORKS
@@ -98,7 +98,7 @@ def test_a_preset_learns(name):
     if not folder or not list(Path(folder).glob(f"{data}*")):
         pytest.skip(f"needs {data} in the folder AFFLUX_DATA")
     preset = find_preset(name)
-    rule, buffer_size, server_lr = rule_of_preset(name, None, None, None)
+    (rule,), buffer_size, server_lr = rules_of_preset(name, None, [], None, None)
     (spec,) = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
     config = preset.config(arrivals=LEARNS[name] * (buffer_size or 1), rounds=0, eval_every=10**9)
     assert run(spec, 0, config).evaluations[-1].loss < np.log(10) - 0.1

@@ -141,47 +141,31 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def rule_of_preset(
-    name: str, rule: str | None, buffer_size: int | None, server_lr: float | None
-) -> tuple[str, int | None, float | None]:
-    """Complete the options of the command line by those of a preset; the options of the command line have priority.
-
-    A rule of the command line takes the preset's buffer size, if it has one, and its own learning rate.
-    """
-    preset = find_preset(name)
-    text = preset.rule.value if rule is None else rule
-    spec = parse_rule(text)
-    if buffer_size is None and preset.buffer_size is not None:
-        free = "buffer_size" in rule_parameters(spec.name) and "buffer_size" not in dict(spec.options)
-        buffer_size = preset.buffer_size.value if free else None
-    if server_lr is None and rule is None and preset.server_lr is not None:
-        server_lr = preset.server_lr.value
-    return text, buffer_size, server_lr
-
-
 def rules_of_preset(
-    name: str, rules: list[str], default: bool, buffer_size: int | None, server_lr: float | None
-) -> tuple[list[str], int | None]:
-    """Complete the rules of `afflux compare` and their buffer size by those of a preset.
+    name: str, rules: list[str] | None, others: list[str], buffer_size: int | None, server_lr: float | None
+) -> tuple[list[str], int | None, float | None]:
+    """Complete the rules of the command line and their options by those of a preset.
 
     Args:
         name: of the preset.
-        rules: of the command line, or the default ones.
-        default: whether they are the default ones; then the preset's own rule comes before them.
+        rules: of the command line, which have their own learning rates; None: that of the preset, then the others.
+        others: see above.
         buffer_size: of the command line, which has priority.
         server_lr: of the command line, which has priority.
 
     Returns:
-        The rules, and the buffer size for all rules that have one.
+        The rules, and buffer size and learning rate for all rules that have one.
     """
     preset = find_preset(name)
-    if default:
-        preset_rule = preset.rule.value
+    if rules is None:
+        own = preset.rule.value
         if preset.server_lr is not None and server_lr is None:
-            preset_rule += f":server_lr={preset.server_lr.value}"
-        rules = [preset_rule, *(rule for rule in rules if rule != parse_rule(preset_rule).name)]
+            server_lr = preset.server_lr.value
+            if others:
+                own, server_lr = f"{own}:server_lr={server_lr}", None
+        rules = [own, *(rule for rule in others if rule != parse_rule(own).name)]
     if buffer_size is None and preset.buffer_size is not None:
         specs = [parse_rule(rule) for rule in rules]
         if any("buffer_size" in rule_parameters(one.name) and "buffer_size" not in dict(one.options) for one in specs):
             buffer_size = preset.buffer_size.value
-    return rules, buffer_size
+    return rules, buffer_size, server_lr

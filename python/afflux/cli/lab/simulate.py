@@ -15,7 +15,6 @@ from afflux.cli.lab.settings import (
     is_on_command_line,
     parse_seeds,
     refuse_other_options,
-    rule_of_preset,
     rules_of_preset,
     settings_for_task,
     split_rules,
@@ -157,10 +156,10 @@ def compare(
     out: OutFolder = None,
 ) -> None:
     """Compare rules (see COMPARE_HELP)."""
-    chosen = DEFAULT_RULES if rules is None else split_rules(rules)
+    chosen = None if rules is None else split_rules(rules)
     if paper is not None:
-        chosen, buffer_size = rules_of_preset(paper, chosen, rules is None, buffer_size, server_lr)
-    specs = parse_rules(chosen, buffer_size=buffer_size, server_lr=server_lr)
+        chosen, buffer_size, server_lr = rules_of_preset(paper, chosen, DEFAULT_RULES, buffer_size, server_lr)
+    specs = parse_rules(chosen or DEFAULT_RULES, buffer_size=buffer_size, server_lr=server_lr)
     config = settings_for_task(context, config, specs)
     if grid:
         if paired or save_every:
@@ -229,11 +228,12 @@ def run(
         return
     if store is None and is_on_command_line(context, "checkpoint_every"):
         raise ConfigError("--checkpoint-every was given, but without --store there are no checkpoints")
+    rules = None if rule is None else [rule]
     if paper is not None:
-        rule, buffer_size, server_lr = rule_of_preset(paper, rule, buffer_size, server_lr)
-    if rule is None:
+        rules, buffer_size, server_lr = rules_of_preset(paper, rules, [], buffer_size, server_lr)
+    if rules is None:
         raise ConfigError("give --rule or --paper, or --resume to continue a run")
-    specs = parse_rules([rule], buffer_size=buffer_size, server_lr=server_lr)
+    specs = parse_rules(rules, buffer_size=buffer_size, server_lr=server_lr)
     config = settings_for_task(context, config, specs)
     options: dict[str, Any] = {"workers": workers, "store": store, "save_every": save_every}
     options["checkpoint_every"] = checkpoint_every
