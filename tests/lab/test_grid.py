@@ -313,7 +313,6 @@ def test_the_runs_of_the_test_part_are_a_run_folder(straight):
     finals = [results.of(one["label"], seed).final_score for one in content["best"] for seed in (2, 5)]
     assert finals == [score for one in content["best"] for score in one["accuracies"]]
     assert (test / "models").is_dir()
-    assert (straight.folder / "sensitivity.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_best_value_at_the_edge_of_the_grid_is_marked(straight):

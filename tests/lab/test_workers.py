@@ -17,7 +17,7 @@ import own_tasks
 import stateful_models
 from afflux import UnavailableError
 from afflux.cli.lab.app import app
-from afflux.lab import Simulation
+from afflux.lab import Simulation, interrupts
 from afflux.lab.results import run_folder
 from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import Job
@@ -27,7 +27,7 @@ from afflux.lab.runs.run_checkpoint import InterruptedRun
 from afflux.lab.runs.setup import RunSetup
 from afflux.lab.runs.workers import WorkerPool
 from afflux.rules.specs import parse_rule
-from afflux.sim import ConfigError, interrupts, partitioned
+from afflux.sim import ConfigError, partitioned
 from afflux.sim.clients.training import SerialTraining
 from afflux.sim.errors import ProcessKilledError, TrainingError
 from afflux.sim.workload.config import SimConfig

@@ -31,8 +31,8 @@ from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 SETTINGS = ("client_lr", "local_steps", "local_epochs", "batch_size", "weight_decay", "mu", "concurrency", "refill")
 #: The last part of a run, whose mean score is compared; it is less noisy than the last evaluation.
 LATE_SHARE = 0.25
-#: Files of a grid: its figure of the score over options, and the run folder of the test part.
-SENSITIVITY, TEST = "sensitivity.png", "test"
+#: The run folder of the test part.
+TEST = "test"
 EDGE = "†"  #: marks a best value in tables
 
 
@@ -264,9 +264,9 @@ def tune(
         trials: if not 0, the number of settings of each rule, drawn at random by the first seed: a value of a sequence
             with equal chances, a float of a range with LOW > 0 log-uniformly, any other number of a range uniformly.
             All rules have the same draws. More trials continue fewer.
-        out: a folder for grid.md, grid.json, grid.png, sensitivity.png (the score over each option), the finished runs
-            and the run folder of the test part, test/; default: nothing is written. If the folder
-            holds finished runs of the same grid, these are not made again. Another model or other data are an error.
+        out: a folder for grid.md, grid.json, grid.png, the finished runs and the run folder of the test part, test/;
+            default: nothing is written. If the folder holds finished runs of the same grid, these are not made again.
+            Another model or other data are an error.
             A change of the simulation's functions, or of the data that a function `clients` returns, is not noticed:
             it needs a new folder.
         processes: see `Simulation.run`.
@@ -406,11 +406,7 @@ def _number(value: float) -> float | None:
 
 
 def draw_grid(results: TuningResults, path: Path) -> None:
-    """Write a PNG: for each rule the curves of its settings on the validation part; then the best on the test part.
-
-    Beside it, sensitivity.png has the score over each option.
-    """
-    draw_sensitivity(results, path.with_name(SENSITIVITY))
+    """Write a PNG: for each rule the curves of its settings on the validation part; then the best on the test part."""
     metric = results.metric
     panels: list[tuple[str, list[tuple[str, Sequence[Evaluated]]]]] = []
     for one in results.best:
@@ -423,44 +419,6 @@ def draw_grid(results: TuningResults, path: Path) -> None:
     tested = [(one.trial.rule, [run for run in one.runs if run.evaluations]) for one in results.best]
     panels.append(("best settings: test", [(rule, runs) for rule, runs in tested if runs]))
     draw_scores(panels, path, metric)
-
-
-def draw_sensitivity(results: TuningResults, path: Path) -> None:
-    """Write a PNG: the score on the validation part over each option or setting, a line for each rule.
-
-    A point is the best score of all settings with this value. Nothing is written if no name has two numbers.
-    """
-    from matplotlib.figure import Figure
-
-    from afflux.lab.results.figures import series_line, style_axes
-
-    panels: dict[str, dict[str, dict[float, float]]] = {}
-    metric, rules = results.metric, list(dict.fromkeys(trial.rule for trial in results.trials))
-    for trial in results.trials:
-        for name in trial.chosen:
-            number = _as_number(trial, name)
-            if number is not None and not isnan(trial.score):
-                points = panels.setdefault(name.rpartition(".")[2], {}).setdefault(trial.rule, {})
-                points[number] = metric.best([trial.score, points.get(number, trial.score)])
-    drawn = {name: lines for name, lines in panels.items() if any(len(points) > 1 for points in lines.values())}
-    if not drawn:
-        return
-    figure = Figure(figsize=(4.5 * len(drawn), 4), layout="constrained")
-    for axes, (name, lines) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True):
-        style_axes(axes)
-        for rule, points in lines.items():
-            x, y = zip(*sorted(points.items()), strict=True)
-            line = series_line(rules.index(rule), x, y, label=rule)
-            axes.scatter(x, y, s=12, color=line.get_color())
-            axes.add_line(line)
-        axes.autoscale_view()
-        if all(number > 0 for points in lines.values() for number in points):
-            axes.set_xscale("log")
-        axes.set_xlabel(name, parse_math=False)
-        axes.set_ylabel(f"validation {metric.title()}", parse_math=False)
-        for text in axes.legend(fontsize=8, frameon=False).get_texts():
-            text.set_parse_math(False)
-    figure.savefig(path, dpi=120)
 
 
 def command(
