@@ -10,12 +10,15 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
+from afflux.lab import Simulation, read_results
 from afflux.lab.results import audit_log
 from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import split_runs
+from afflux.lab.results.run_result import RoundTotals
 from afflux.lab.runs.compare import compare, make_jobs
 from afflux.lab.runs.recorder import RecordedServer, record_events
 from afflux.lab.runs.setup import RunSetup
@@ -294,3 +297,23 @@ def test_a_rule_is_rebuilt_from_its_header(text, tmp_path):
     spec = audit_log.read_audit_log(path).header.rule_spec(path)
     assert spec == RuleSpec(result.spec.name, result.spec.options, text)
     assert spec.build() == result.spec.build()
+
+
+def test_a_run_folder_of_an_older_afflux_is_read_and_continued(tmp_path):
+    """Its logs name a file of the clients' updates, and the rows in it; its record says whether they were kept."""
+    out, simulation = tmp_path / "run", Simulation.of(SMALL, [RULE], [3])
+    (run,) = simulation.run(out=out)
+    (log,) = (out / "audit").iterdir()
+    lines = list(map(json.loads, log.read_text().splitlines()))
+    for line in lines:
+        line |= {"header": {"updates": None}, "arrival": {"update": None}}.get(line["type"], {})
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    record = out / "finished.jsonl"
+    record.write_text(record.read_text().replace('"output": {', '"output": {"keep_updates": false, '))
+    assert read_results(out)[0].digest == run.digest
+    assert simulation.run(out=out)[0].digest == run.digest
+    assert '"updates": null' in log.read_text(), "it was not made again"
+
+
+def test_sums_of_an_older_afflux_are_not_read():
+    assert msgspec.convert({"skipped": 2, "weighted_rounds": 3}, RoundTotals).skipped == 2

@@ -10,7 +10,7 @@ import pytest
 
 from afflux.lab.tasks import text_set
 from afflux.lab.tasks.inputs import content_digest
-from afflux.lab.tasks.text_set import ALPHABET, decode, encode
+from afflux.lab.tasks.text_set import ALPHABET, encode
 from afflux.sim.data import LAYOUTS, _read, read_data_set
 from afflux.sim.data.image_set import channel_moments
 from conftest import check_refused
@@ -282,6 +282,10 @@ def test_femnist_by_writer(tmp_path, folder):
 def test_femnist_with_other_contents(tmp_path, x, y, message):
     write_leaf(tmp_path / "femnist", {"train/a.json": {"u": (x, y)}, "test/a.json": {"u": ([[0] * 784], [1])}})
     check_refused(message, read_data_set, "femnist", tmp_path)
+
+
+def decode(codes):
+    return "".join(ALPHABET[code] for code in codes)
 
 
 def test_the_alphabet():

@@ -13,7 +13,7 @@ import typer
 
 from afflux.cli.common import parse_rules, report_errors
 from afflux.cli.lab.settings import OutFolder, parse_seeds
-from afflux.cli.lab.simulate import make_runs
+from afflux.cli.lab.simulate import make_runs, print_results
 from afflux.ops.errors import AffluxError
 from afflux.rules.specs import RuleSpec
 from afflux.sim.errors import EXTRA, require
@@ -21,7 +21,6 @@ from afflux.sim.workload.config import SimConfig
 
 if TYPE_CHECKING:
     from afflux.lab.results.run_history import RunProgress
-    from afflux.lab.results.run_result import RunResult
 
 #: Each server_lr is the best of four or five on a validation part with a seed that no demo uses: docs/start/demo.md.
 RULES = (
@@ -119,7 +118,7 @@ def demo(
         config = SimConfig(model="logreg", arrivals=arrivals, eval_every=20)
         specs, numbers = parse_rules(list(RULES)), parse_seeds(seeds)
         folder, results = make_runs(specs, numbers, config, out, processes=default_processes(1))
-        _print_results(folder, list(results), config)
+        print_results(folder, results)
         spec, seed = specs[RULES.index(KILLED)], numbers[0]
         typer.echo(f"\nThe run of {spec.label}, seed {seed}, again, in a process that is killed ...")
         after = arrivals // 2
@@ -129,17 +128,6 @@ def demo(
         if not print_comparison(whole, killed.log):
             typer.echo("error: the resumed run has other bits than the run that was never killed", err=True)
             raise typer.Exit(1)
-
-
-def _print_results(folder: Path, results: "list[RunResult]", config: SimConfig) -> None:
-    from afflux.cli.lab import terminal
-    from afflux.lab.results import run_folder
-
-    screen = terminal.open_console()
-    screen.print(run_folder.describe_setting(config, results))
-    screen.print(terminal.table_by_rule(results, config))
-    for name in ("curves.png", "report.html"):
-        screen.print(f"wrote {folder / name}", soft_wrap=True)
 
 
 def print_comparison(whole: Path, resumed: Path) -> bool:

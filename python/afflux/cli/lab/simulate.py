@@ -127,7 +127,7 @@ def make_runs(
         return folder, simulation.run(out=folder, watch=watch, **options)
 
 
-def _print_results(folder: Path, results: "SimulationResults") -> None:
+def print_results(folder: Path, results: "SimulationResults") -> None:
     """Print the settings, the table of results and the name of the run folder."""
     from afflux.cli.lab import terminal
     from afflux.lab.results import run_folder
@@ -186,7 +186,7 @@ def compare(
     from afflux.lab.runs.compare import default_processes
 
     options = {"processes": jobs or default_processes(workers), "workers": workers, "save_every": save_every}
-    _print_results(*make_runs(specs, parse_seeds(seeds), config, out, paired=paired, **options))
+    print_results(*make_runs(specs, parse_seeds(seeds), config, out, paired=paired, **options))
 
 
 @with_config_options
@@ -224,7 +224,7 @@ def run(
         title = Job(stored.spec, stored.header.seed).title
         with show_progress([title], stored.config.arrivals) as watch:
             results = library.resume(stored, watch=watch, **shared)
-        _print_results(stored.output.folder.parent, results)
+        print_results(stored.output.folder.parent, results)
         return
     if store is None and is_on_command_line(context, "checkpoint_every"):
         raise ConfigError("--checkpoint-every was given, but without --store there are no checkpoints")
@@ -237,4 +237,4 @@ def run(
     config = settings_for_task(context, config, specs)
     options: dict[str, Any] = {"workers": workers, "store": store, "save_every": save_every}
     options["checkpoint_every"] = checkpoint_every
-    _print_results(*make_runs(specs, [seed], config, out, **options))
+    print_results(*make_runs(specs, [seed], config, out, **options))

@@ -139,7 +139,7 @@ def _continued(folder: Path, jobs: Sequence[Job], output: AuditOutput, resumes: 
     if resumes:  # the store has the command; a rule or task file may have moved
         return FinishedRuns(path, jobs, more=more_facts, identity=identity_of(lines))
     own = {line_key(line) for line in lines_of_jobs(lines, jobs, finished=False).values()}
-    if any(line_key(line) not in own or line.get("output") != more for line in lines):
+    if any(line_key(line) not in own or line.get("output", {}) | more != line.get("output") for line in lines):
         what = "the runs of another command, or of files that have changed"
         raise ConfigError(f"{folder} holds {what}; choose another --out")
     finished = lines_of_jobs(lines, jobs)

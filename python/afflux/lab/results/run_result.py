@@ -123,8 +123,11 @@ class Evaluated:
             return getattr(self, f"{kind}_score")
 
 
-class RoundTotals(Struct, forbid_unknown_fields=True):
-    """Sums over the rounds of a run; weights are those of the report, divided by their sum over the round."""
+class RoundTotals(Struct):
+    """Sums over the rounds of a run; weights are those of the report, divided by their sum over the round.
+
+    Other sums, of an older afflux, are not read.
+    """
 
     skipped: Count = 0  #: rounds without a step: the rule rejected all arrivals
     rejected: dict[str, Count] = msgspec.field(default_factory=dict)  #: arrivals by reason, numbers replaced by #

@@ -77,11 +77,6 @@ def encode(text: str) -> np.ndarray:
     return np.asarray(np.where(points < 128, table[np.minimum(points, 127)], np.uint8(UNKNOWN)))
 
 
-def decode(codes: np.ndarray) -> str:
-    """Return the text of indices into `ALPHABET`."""
-    return "".join(ALPHABET[code] for code in codes)
-
-
 def _table(paths: list[Path]) -> TextSet:
     """Read a line for each speech; a backslash and an n in a text stand for the end of a verse."""
     lines = read_table(paths[0], ("play", "speaker", "text"))
