@@ -1,6 +1,6 @@
 """The numbers of a paper beside ours: intervals over seeds, a page and a picture for each table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isnan, nan, sqrt
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from afflux.lab.publishing import Page, draw_rows, draw_scores, markdown_table
+from afflux.lab.publishing import Page, draw_scores, markdown_table
 from afflux.lab.results.curves import COLOURS
 from afflux.lab.results.run_result import Evaluation, SeedStatistics, seed_statistics
 from afflux.lab.results.statistics import t_quantile
@@ -202,3 +202,22 @@ def draw(table: Table, lines: Sequence[Line], curves: Mapping[str, Any], path: P
 
     names = [line.cell.name for line in lines]
     draw_rows(names, marks, table.reading.name, f"{table.paper}: {table.shows}", path)
+
+
+def draw_rows(names: Sequence[str], marks: Callable[[Any], None], what: str, title: str, path: Path) -> None:
+    """Write a PNG with a row for each name, the first on top; `marks` draws into the axes, at y = 0, 1, ..."""
+    from matplotlib.figure import Figure
+
+    from afflux.lab.results.figures import style_axes
+
+    figure = Figure(figsize=(8, 1.6 + 0.24 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    marks(axes)
+    style_axes(axes)
+    axes.grid(False, axis="y")
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel(what)
+    axes.legend(loc="best", frameon=False, fontsize=8)
+    axes.set_title(title, fontsize=9)
+    figure.savefig(path, dpi=150)

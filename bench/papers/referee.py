@@ -329,8 +329,8 @@ def _number(value: float) -> float | None:
 
 def _draw(overall: Mapping[str, tuple[Difference, float]], path: Path) -> None:
     """Write a PNG: a row for each rule, its mean difference from FedBuff with the interval, and the band."""
-    from afflux.lab.publishing import draw_rows
     from afflux.lab.results.curves import COLOURS
+    from bench.papers.comparison import draw_rows
 
     ranked = sorted(overall, key=lambda label: -overall[label][0].mean)
 

@@ -208,25 +208,6 @@ def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *lines)) + "\n"
 
 
-def draw_rows(names: Sequence[str], marks: Callable[[Any], None], what: str, title: str, path: Path) -> None:
-    """Write a PNG with a row for each name, the first on top; `marks` draws into the axes, at y = 0, 1, ..."""
-    from matplotlib.figure import Figure
-
-    from afflux.lab.results.figures import style_axes
-
-    figure = Figure(figsize=(8, 1.6 + 0.24 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    marks(axes)
-    style_axes(axes)
-    axes.grid(False, axis="y")
-    axes.set_yticks(range(len(names)), names, fontsize=7)
-    axes.invert_yaxis()
-    axes.set_xlabel(what)
-    axes.legend(loc="best", frameon=False, fontsize=8)
-    axes.set_title(title, fontsize=9)
-    figure.savefig(path, dpi=150)
-
-
 def draw_scores(
     panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[Evaluated]]]]],
     path: Path,

@@ -29,15 +29,6 @@ from afflux.sim.workload.task import (
 )
 
 
-def refuse_pair(clients: Any) -> None:
-    """Raise ConfigError for a pair of arrays (x, y), which would be two clients."""
-    if isinstance(clients, tuple) and len(clients) == 2 and all(hasattr(data, "shape") for data in clients):
-        raise ConfigError(
-            "clients is a pair of arrays, which would be the data sets of two clients: divide the examples by "
-            "partitioned(x, y, num_clients=...), or give a list of data sets (x, y)"
-        )
-
-
 class SimulationSetup:
     """Clients and initial params of one task, config and seed; makes servers, schedules and event loops for them."""
 
@@ -54,7 +45,6 @@ class SimulationSetup:
         """
         if seed < 0:
             raise ConfigError(f"seed is {seed}, must be 0 or more")
-        refuse_pair(task.clients)
         task = tuned_on_validation(task) if config.part == "validation" else task
         with note_on_errors("while the clients' data were made"):
             data = task.data_for_seed(seed)

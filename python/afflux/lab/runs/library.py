@@ -32,7 +32,6 @@ from afflux.rules.rule import Rule
 from afflux.rules.specs import RuleSpec, parse_rule, read_rules, rule_parameters
 from afflux.sim.clients.training import with_settings
 from afflux.sim.errors import require
-from afflux.sim.setup import refuse_pair
 from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SETTINGS, SimConfig, unlimit_arrivals
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw
 from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
@@ -211,7 +210,6 @@ class Simulation:
             if twice := sorted(training.settings.keys() & settings.keys()):
                 raise ConfigError(f"{twice[0]} is given twice: it is part of training")
             settings |= training.settings
-        refuse_pair(clients)
         self.task: Task | None = Task(
             model=model,
             clients=clients,

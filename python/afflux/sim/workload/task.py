@@ -106,7 +106,13 @@ class Task:
 
     def __post_init__(self) -> None:
         """Raise ConfigError if the parts do not go together."""
-        lazy = callable(self.clients) and not isinstance(self.clients, SeededClients)
+        clients = self.clients
+        if isinstance(clients, tuple) and len(clients) == 2 and all(hasattr(data, "shape") for data in clients):
+            raise ConfigError(
+                "clients is a pair of arrays, which would be the data sets of two clients: divide the examples by "
+                "partitioned(x, y, num_clients=...), or give a list of data sets (x, y)"
+            )
+        lazy = callable(clients) and not isinstance(clients, SeededClients)
         if lazy and self.num_clients is None:
             raise ConfigError("clients is a function: give num_clients, too")
         if not lazy and self.num_clients is not None:
