@@ -9,12 +9,13 @@
 #include <unordered_set>
 #include <utility>
 
+#include "arrays.hpp"
 #include "attributes.hpp"
 #include "dlpack.hpp"
 #include "exchange.hpp"
 #include "formats.hpp"
 #include "numpy_array.hpp"
-#include "ready.hpp"
+#include "shared_memory.hpp"
 #include "values.hpp"
 
 namespace py = pybind11;
@@ -107,12 +108,6 @@ py::object ArrayTable::find(py::handle tree) const {
   return arrays;
 }
 
-py::object ArrayTable::find_ready(py::handle tree) const {
-  py::object arrays = find(tree);
-  if (!is_none(arrays) && !unready(py::list(arrays), shapes_).empty()) return py::none();
-  return arrays;
-}
-
 py::object structure(py::handle tree) {
   static const Name dtype("dtype"), shape("shape");
   if (!is_dict(tree) || !holds_own(tree)) return py::none();
@@ -150,6 +145,33 @@ bool has_float64(const py::list& arrays) {
   return false;
 }
 
+py::object lend_trees(const ArrayTable& table, const PartsObject& like, const py::list& trees) {
+  for (const Type type : {Type::float32, Type::float64}) {
+    py::list vectors;
+    std::vector<std::vector<Memory>> memory;
+    bool is_wider = false;
+    for (const py::handle tree : trees) {
+      const py::object arrays = table.find(tree);
+      if (is_none(arrays)) return py::none();
+      std::unique_ptr<PartsObject> parts;
+      try {
+        parts = std::make_unique<PartsObject>(like, arrays, py::none(), table.shapes(), type);
+      } catch (const Error&) {  // Python finds the reason
+        return py::none();
+      }
+      memory.emplace_back();
+      for (const PartView& part : parts->lent->list()) {
+        is_wider = is_wider || part.type == Type::float64;
+        memory.back().push_back({part.data, part.size * bytes(part.type)});
+      }
+      vectors.append(py::cast(std::move(parts)));
+    }
+    if (is_wider && type == Type::float32) continue;
+    return share_memory(memory) ? py::object(py::none()) : vectors;
+  }
+  return py::none();
+}
+
 void bind_array_table(py::module_& module) {
   py::class_<ArrayTable>(module, "ArrayTable", py::module_local())
       .def(py::init<py::tuple, py::tuple, py::object, std::vector<py::ssize_t>, py::ssize_t, bool>(), py::arg("names"),
@@ -166,6 +188,7 @@ void bind_array_table(py::module_& module) {
   module.def("all_own", all_own, py::arg("values"));
   module.def("has_float64", has_float64, py::arg("arrays"));
   module.def("structure", structure, py::arg("tree"));
+  module.def("lend_trees", lend_trees, py::arg("table"), py::arg("like"), py::arg("trees"));
 }
 
 }  // namespace afflux::python

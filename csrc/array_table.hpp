@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "parts.hpp"
+
 namespace afflux::python {
 
 // Returns whether the type of each value is numpy.ndarray, torch.Tensor or torch.nn.Parameter, and no other subclass.
@@ -24,10 +26,9 @@ class ArrayTable {
   // holds anything but NumPy's and torch's own arrays, lacks a wanted array, or holds an unknown one, and for a dict
   // with a key that is no str.
   pybind11::object find(pybind11::handle tree) const;
-  // The same if the arrays have their shapes, and the engine reads them in place; else None.
-  pybind11::object find_ready(pybind11::handle tree) const;
   // Returns whether a tree is a list of the wanted arrays alone, in their order, for a layout with names.
   bool is_bare(pybind11::handle tree) const;
+  pybind11::handle shapes() const { return shapes_; }
   // Returns the arguments of the constructor, for copies in other processes.
   pybind11::tuple arguments() const {
     return pybind11::make_tuple(names_, shapes_, known_, places_, longest_, in_order_);
@@ -50,6 +51,11 @@ pybind11::object structure(pybind11::handle tree);
 
 // Returns whether an array of a list is of float64.
 bool has_float64(const pybind11::list& arrays);
+
+// Returns vectors in parts, with the borders of the vector `like`: the arrays of each tree, which are lent. They are
+// read as float64 if one of them is float64, else as float32. Returns None if a tree is left to Python, or if trees
+// share memory.
+pybind11::object lend_trees(const ArrayTable& table, const PartsObject& like, const pybind11::list& trees);
 
 void bind_array_table(pybind11::module_& module);
 

@@ -120,11 +120,13 @@ void Call::set_stream(std::uintptr_t stream) {
 
 Array::Array(Argument argument, py::handle object, Access access, Shape shape) : argument_(argument) {
   read_foreign([this] { return title(); }, [&] { acquire(object, access, shape); });
+  const auto unit = static_cast<std::uintptr_t>(kind_ == Kind::type ? bytes(type_) : 1);
+  if (access == Access::lend && reinterpret_cast<std::uintptr_t>(data_) % unit != 0) fail("is not aligned");
 }
 
 void Array::acquire(py::handle object, Access access, Shape shape) {
   if (const Buffer* const buffer = Buffer::in(object)) {
-    if (access != Access::read && buffer->frozen()) fail("is read-only, but is written");
+    if (writes(access) && buffer->frozen()) fail("is read-only, but is written");
     owner_ = {object.inc_ref().ptr(), release_reference};
     const View<void> view = buffer->view();
     check_shape(1, &view.size);
@@ -152,11 +154,11 @@ void Array::acquire(py::handle object, Access access, Shape shape) {
     PyErr_Clear();
     // An unversioned DLPack tensor has no flag for read-only memory, and JAX's arrays are read-only. CuPy's arrays on a
     // GPU have a buffer protocol that fails.
-    if ((access != Access::read && !is_writable_on_gpu(object)) || !py::hasattr(object, "__dlpack__"))
+    if ((writes(access) && !is_writable_on_gpu(object)) || !py::hasattr(object, "__dlpack__"))
       fail("does not give its memory through the buffer protocol");
   }
   if (from_exchange(object, access, shape)) return;
-  if (access == Access::assign) fail("is no array on the host, or does not give its memory at once");
+  if (is_at_once(access)) fail("is no array on the host, or does not give its memory at once");
   if (!py::hasattr(object, "__dlpack__"))
     fail("is a " + std::string(Py_TYPE(object.ptr())->tp_name) + ", expected an array (buffer protocol or DLPack)");
   from_dlpack(object, access, shape);
@@ -245,7 +247,7 @@ void Array::set_type(const std::string& name) {
 
 void Array::from_buffer(Access access, Shape shape) {
   owner_ = {&buffer_, [](void* p) { PyBuffer_Release(static_cast<Py_buffer*>(p)); }};
-  if (access != Access::read && buffer_.readonly) fail("is read-only, but is written");
+  if (writes(access) && buffer_.readonly) fail("is read-only, but is written");
   set_type(name_of_format(native_format(buffer_.format)));
   item_size_ = buffer_.itemsize;
   // ctypes arrays have no strides even if PyBUF_STRIDES is requested: they are C-contiguous.
@@ -255,7 +257,7 @@ void Array::from_buffer(Access access, Shape shape) {
 
 // Returns false for arrays that must be rejected, too: from_buffer reports their errors.
 bool Array::from_numpy(py::handle object, Access access, Shape shape) {
-  const auto array = numpy_array(object, access != Access::read);
+  const auto array = numpy_array(object, writes(access));
   if (!array || (shape == Shape::vector && array->dimensions != 1) ||
       (argument_.shape && !has_shape(argument_.shape, array->dimensions, array->shape)))
     return false;
@@ -274,7 +276,7 @@ bool Array::from_exchange(py::handle object, Access access, Shape shape) {
   if (library == nullptr) return false;
   if (tensor.device.type == dlpack::kCuda) {
     // If the library uses another stream than the call, __dlpack__ must order the two.
-    if (access == Access::assign || !Call::has_stream_of(*library, tensor.device.id)) return false;
+    if (is_at_once(access) || !Call::has_stream_of(*library, tensor.device.id)) return false;
     set_gpu(tensor.device.id);
   } else if (tensor.device.type != dlpack::kCpu) {
     return false;

@@ -7,20 +7,26 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "afflux/afflux.hpp"
 #include "dlpack.hpp"
 #include "foreign.hpp"
 #include "parts.hpp"
+#include "values.hpp"
 
 namespace afflux::python {
 
-// assign: as write, but the array is on the host, and may be a tensor that requires grad.
-enum class Access { read, write, assign };
+// lend: as read, but the array is on the host, and gives its memory at once. assign: the same for write, and the array
+// may be a tensor that requires grad.
+enum class Access { read, lend, write, assign };
+inline bool writes(Access access) { return access == Access::write || access == Access::assign; }
+inline bool is_at_once(Access access) { return access == Access::lend || access == Access::assign; }
 enum class Shape { vector, any };  // any: C-contiguous, of any number of dimensions, treated as flat
 
 // The name of an argument or, with an index, of one item of a sequence, or of one of its parts. The text is built only
@@ -119,6 +125,35 @@ class Array {
   Device device_{};
 };
 
+// As many arrays as were reserved, one after the other: an Array cannot be moved.
+class ArrayBlock {
+ public:
+  ArrayBlock() = default;
+  ~ArrayBlock() {
+    while (size_ > 0) arrays_[--size_].~Array();
+    std::allocator<Array>().deallocate(arrays_, capacity_);
+  }
+  ArrayBlock(const ArrayBlock&) = delete;
+  ArrayBlock& operator=(const ArrayBlock&) = delete;
+
+  // Call it once, first.
+  void reserve(std::size_t capacity) {
+    arrays_ = std::allocator<Array>().allocate(capacity);
+    capacity_ = capacity;
+  }
+  template <class... Arguments>
+  const Array& emplace(Arguments&&... arguments) {
+    const Array* const made = new (arrays_ + size_) Array(std::forward<Arguments>(arguments)...);
+    ++size_;
+    return *made;
+  }
+  const Array& front() const { return *arrays_; }
+
+ private:
+  Array* arrays_ = nullptr;
+  std::size_t capacity_ = 0, size_ = 0;
+};
+
 class Vector;
 
 // An afflux.ops.Conversion, with the array that it reads.
@@ -136,18 +171,22 @@ class Converted {
 // The borrowed arrays of a vector in parts.
 class PartArrays {
  public:
-  // `object` is a PartsObject.
-  PartArrays(Argument argument, pybind11::handle object, Access access);
+  // `shapes`: a tuple of the shapes of the arrays; null: any shapes.
+  PartArrays(Argument argument, const PartsObject& parts, Access access, pybind11::handle shapes = {});
   PartArrays(const PartArrays&) = delete;
   PartArrays& operator=(const PartArrays&) = delete;
 
+  // Returns the borrowed arrays of an object: those that it has already borrowed itself, if they are to be read.
+  static std::shared_ptr<const PartArrays> of(Argument argument, const PartsObject& parts, Access access);
+
   // The view refers to this object.
   const View<void>& view() const { return view_; }
+  const std::vector<PartView>& list() const { return list_; }
 
  private:
-  const pybind11::object object_;  // has the borders
+  const Borders borders_;
   const Converted conversion_;
-  std::deque<Array> arrays_;
+  ArrayBlock arrays_;
   std::vector<PartView> list_;
   Parts parts_;
   View<void> view_;
@@ -157,8 +196,8 @@ class PartArrays {
 class Vector {
  public:
   Vector(Argument argument, pybind11::handle object, Access access) {
-    if (PartsObject::in(object) != nullptr)
-      parts_ = std::make_unique<PartArrays>(argument, object, access);
+    if (const PartsObject* const parts = PartsObject::in(object))
+      parts_ = PartArrays::of(argument, *parts, access);
     else
       array_.emplace(argument, object, access);
   }
@@ -166,7 +205,7 @@ class Vector {
 
  private:
   std::optional<Array> array_;
-  std::unique_ptr<PartArrays> parts_;
+  std::shared_ptr<const PartArrays> parts_;
 };
 
 inline View<void> as_view(const Array& array) { return array.view(); }
@@ -177,9 +216,10 @@ template <class T>
 class Arrays {
  public:
   // view(array) returns the view of an item. `optional`: an item may be None, which gives a view without data.
+  // `shapes`: a tuple of as many shapes; null: any shapes.
   template <class Make>
   Arrays(const char* op, const char* name, pybind11::handle objects, Access access, Shape shape, bool optional,
-         const Make& view) {
+         const Make& view, pybind11::handle shapes = {}) {
     const auto title = [&] { return "[" + std::string(op) + "] " + name; };
     const std::size_t count = read_foreign(title, [&] {
       if (PySequence_Check(objects.ptr()) == 0)
@@ -190,17 +230,17 @@ class Arrays {
     views_.reserve(std::min<std::size_t>(count, kReserved));  // the length of a sequence may be wrong
     for (std::size_t i = 0; i < count; ++i) {
       // The item is owned while its memory is acquired, because a sequence may create its items on demand.
-      const auto object = item(title, sequence, i);
+      const auto object = owned_item(title, sequence, i);
       views_.emplace_back();
       if (optional && object.is_none()) continue;
-      const auto place = static_cast<std::ptrdiff_t>(i);
+      Argument argument{op, name, static_cast<std::ptrdiff_t>(i), shapes ? item(shapes, i) : pybind11::handle()};
       if constexpr (std::is_void_v<T>)
-        if (PartsObject::in(object) != nullptr) {
-          parts_.push_back(std::make_unique<PartArrays>(Argument{op, name, place}, object, access));
+        if (const PartsObject* const parts = PartsObject::in(object)) {
+          parts_.push_back(PartArrays::of(argument, *parts, access));
           views_.back() = parts_.back()->view();
           continue;
         }
-      arrays_.emplace_back(Argument{op, name, place}, object, access, shape);
+      arrays_.emplace_back(argument, object, access, shape);
       views_.back() = view(arrays_.back());
       // An empty array is not a missing one, but the engine would treat a null pointer as missing.
       if (optional && views_.back().data == nullptr) views_.back().data = aligned_nowhere();
@@ -212,7 +252,7 @@ class Arrays {
   static constexpr std::size_t kReserved = 1 << 16;
 
   template <class Title>
-  static pybind11::object item(const Title& title, const pybind11::sequence& sequence, std::size_t i) {
+  static pybind11::object owned_item(const Title& title, const pybind11::sequence& sequence, std::size_t i) {
     PyObject* const list = sequence.ptr();
     if (PyList_CheckExact(list) && i < static_cast<std::size_t>(PyList_GET_SIZE(list)))
       return pybind11::reinterpret_borrow<pybind11::object>(PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i)));
@@ -222,7 +262,7 @@ class Arrays {
   static T* aligned_nowhere() { return reinterpret_cast<T*>(alignof(std::max_align_t)); }
 
   std::deque<Array> arrays_;
-  std::vector<std::unique_ptr<PartArrays>> parts_;
+  std::vector<std::shared_ptr<const PartArrays>> parts_;
   std::vector<View<T>> views_;
 };
 

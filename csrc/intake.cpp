@@ -26,12 +26,14 @@ bool Ledger::may_take_in() const {
          !now_.rows.reads_ahead;
 }
 
-// Returns the arrays of a tree, as the engine reads them. Returns None for a tree that is left to Python.
+// Returns the arrays of a tree, of any shapes. Returns None for a tree that is left to Python.
 py::object Intake::arrays_of(py::handle tree, bool is_model) const {
   // An OrderedDict may be a module's state_dict, which is no update or gradient.
   if (is_none(table) || (PyODict_CheckExact(tree.ptr()) && !is_model)) return py::none();
-  return table.cast<const ArrayTable&>().find_ready(tree);
+  return table.cast<const ArrayTable&>().find(tree);
 }
+
+py::handle Intake::shapes() const { return table.cast<const ArrayTable&>().shapes(); }
 
 bool Ledger::is_plain(py::handle client, py::handle version, py::handle num_examples, py::handle loss) const {
   const std::optional<std::int64_t> pulled = plain_int(version), examples = plain_int(num_examples);
@@ -39,24 +41,15 @@ bool Ledger::is_plain(py::handle client, py::handle version, py::handle num_exam
          (is_none(loss) || (PyFloat_CheckExact(loss.ptr()) && std::isfinite(PyFloat_AS_DOUBLE(loss.ptr()))));
 }
 
-py::object Ledger::pushed(py::handle client, py::handle version, py::handle num_examples, py::handle loss,
-                          py::handle norm, py::handle slot, py::handle extremes) {
-  const py::handle known_loss = is_none(loss) ? py::handle(texts->nan) : loss;
-  return tuple_of<kFacts>(
-      reinterpret_cast<PyObject*>(&PyTuple_Type),
-      {client, version, num_examples, known_loss, norm, slot, py::none(), extremes, texts->zero, texts->empty});
-}
+// The slot of a plain push, and what is known of its vector.
+struct Ledger::Taken {
+  py::object slot, norm = texts->nan, low = texts->nan, high = texts->nan;
+};
 
-// Copies the vector of a push into a slot, and returns the facts of the push. Returns None for a push that is left to
-// Python.
-py::object Ledger::taken_in(py::handle client, py::handle version, py::handle vector, py::handle num_examples,
-                            py::handle loss) const {
-  if (!is_plain(client, version, num_examples, loss)) return py::none();
-  const auto array = numpy_array(vector, false);
-  if (array && (array->dimensions != 1 || array->shape[0] != intake_->size)) return py::none();
-  const py::object arrays =
-      array ? held(vector) : intake_->arrays_of(vector, intake_->wanted == Intake::kModel);  // held while others run
-  if (is_none(arrays)) return py::none();
+// Copies a flat array, or the arrays of a tree, into a slot. Returns nothing for a push that is left to Python. Lists
+// the memory that it has read, if `memory` is not null.
+std::optional<Ledger::Taken> Ledger::copied(py::handle vector, const py::object& arrays,
+                                            std::vector<Memory>* memory) const {
   std::unique_ptr<Buffer> slot;
   for (const py::handle each : intake_->pools) {
     if (const auto pool = each.cast<std::shared_ptr<Pool>>(); !pool->full()) {
@@ -64,17 +57,22 @@ py::object Ledger::taken_in(py::handle client, py::handle version, py::handle ve
       break;
     }
   }
-  if (!slot) return py::none();
+  if (!slot) return {};
+  const auto array = numpy_array(vector, false);
   std::optional<const Arrays<const void>> parts;
   try {
-    if (!array) parts.emplace("push", "vector", arrays, Access::read, Shape::any, false, as_view);
+    if (!array) parts.emplace("push", "vector", arrays, Access::lend, Shape::any, false, as_view, intake_->shapes());
   } catch (const Error&) {  // Python finds the reason
-    return py::none();
+    return {};
   }
-  const double max_abs = intake_->max_abs, max_norm = intake_->max_norm, most_squares = intake_->most_squares;
+  const View<const void> source =
+      array ? View<const void>{array->data, intake_->size, {}, array->type} : View<const void>{};
+  const List<View<const void>> sources = parts ? parts->list() : List<View<const void>>{&source, 1};
+  if (memory != nullptr)
+    for (std::int64_t i = 0; i < sources.size; ++i)
+      memory->push_back({sources.data[i].data, sources.data[i].size * bytes(sources.data[i].type)});
   const auto sweep = [&, threads = intake_->num_threads] {
-    if (parts) return ingest(parts->list(), slot->view(), threads, nullptr, slot->until_read());
-    const View<const void> source{array->data, intake_->size, {}, array->type};
+    if (parts) return ingest(sources, slot->view(), threads, nullptr, slot->until_read());
     return ingest(source, slot->view(), threads, nullptr, slot->until_read());
   };
   constexpr std::int64_t kShort = 4096;  // elements; the copy takes less time than releasing the GIL and taking it
@@ -85,18 +83,30 @@ py::object Ledger::taken_in(py::handle client, py::handle version, py::handle ve
     const GilRelease release;
     statistics = sweep();
   }
-  const double norm = std::sqrt(statistics.sum_of_squares);
-  if (statistics.first_nonfinite >= 0 || -max_abs > statistics.min || statistics.max > max_abs || norm > max_norm ||
-      statistics.sum_of_squares > most_squares)
-    return py::none();
-  const py::object buffer = py::cast(std::move(slot)), low = real(statistics.min), high = real(statistics.max);
-  const py::object extremes = owned(PyTuple_Pack(2, low.ptr(), high.ptr()));
-  return pushed(client, version, num_examples, loss, real(norm), buffer, extremes);
+  const double max_abs = intake_->max_abs, norm = std::sqrt(statistics.sum_of_squares);
+  if (statistics.first_nonfinite >= 0 || -max_abs > statistics.min || statistics.max > max_abs ||
+      norm > intake_->max_norm || statistics.sum_of_squares > intake_->most_squares)
+    return {};
+  return Taken{py::cast(std::move(slot)), real(norm), real(statistics.min), real(statistics.max)};
+}
+
+// Lends the arrays to the round. Returns nothing for a push that is left to Python.
+std::optional<Ledger::Taken> Ledger::lent(const py::object& arrays, const py::object& conversion, bool is_flat,
+                                          std::vector<Memory>& memory) const {
+  std::unique_ptr<PartsObject> parts;
+  try {
+    const PartsObject& like = *PartsObject::in(intake_->parts);
+    parts =
+        std::make_unique<PartsObject>(like, arrays, conversion, is_flat ? py::handle() : intake_->shapes(), like.dtype);
+  } catch (const Error&) {  // Python finds the reason
+    return {};
+  }
+  for (const PartView& part : parts->lent->list()) memory.push_back({part.data, part.size * bytes(part.type)});
+  return Taken{py::cast(std::move(parts))};
 }
 
 // Returns the vector of this kind; None if another one is given.
-py::handle Ledger::vector_of(std::size_t kind, py::handle update, py::handle gradient, py::handle model) {
-  const std::array<py::handle, 3> vectors{update, gradient, model};
+py::handle Ledger::vector_of(std::size_t kind, const Vectors& vectors) {
   for (std::size_t i = 0; i < vectors.size(); ++i)
     if (i != kind && !is_none(vectors[i])) return Py_None;
   return vectors[kind];
@@ -142,11 +152,10 @@ py::object Ledger::pulled_by(const Given& given) const {
   return count_of(given.version) == version() ? now_.current : base(given.version);
 }
 
-// Returns (the facts of a push, the id of its task or None), whose arrays the round reads where they are. Returns None
-// for a push that is left to Python. `base` and `conversion` are those of the push before.
-py::object Ledger::lent(const Given& arguments, py::object& base, py::object& conversion) const {
+// Returns (the facts of a push, the id of its task or None). Its arrays are copied into a slot, or those of a step are
+// read where they are. Returns None for a push that is left to Python.
+py::object Ledger::taken(Given given, StepPushes* step) const {
   static const Name id("id"), client_id("client_id"), version("version"), params("params");
-  Given given = arguments;
   py::object task = py::none(), pulled = given.version;
   if (!is_none(given.task)) {
     const bool is_id = PyUnicode_CheckExact(given.task.ptr()) != 0;
@@ -160,55 +169,69 @@ py::object Ledger::lent(const Given& arguments, py::object& base, py::object& co
     pulled = version.of(pulled);
   }
   if (!is_plain(given.client, pulled, given.num_examples, given.loss)) return py::none();
-  const bool converts = intake_->wanted == 0 && !is_none(given.vectors[Intake::kModel]);
+  const bool copies = step == nullptr || !step->in_place;
+  const bool converts = !copies && intake_->wanted == 0 && !is_none(given.vectors[Intake::kModel]);
   const std::size_t kind = converts ? Intake::kModel : intake_->wanted;
-  const py::handle vector = vector_of(kind, given.vectors[0], given.vectors[1], given.vectors[2]);
+  const py::handle vector = vector_of(kind, given.vectors);
   if (converts) {
     py::object own = pulled_by(given);
     if (is_none(own)) return py::none();
-    if (!own.is(base)) conversion = py::make_tuple("model", "update", params.of(own), 1.0);
-    base = std::move(own);
+    if (!own.is(step->base)) step->conversion = py::make_tuple("model", "update", params.of(own), 1.0);
+    step->base = std::move(own);
   }
   const auto array = numpy_array(vector, false);
-  const bool is_flat = array && array->dimensions == 1 && array->shape[0] == intake_->size && is_none(intake_->table);
-  const py::object arrays = is_flat ? py::make_tuple(vector)
-                            : array ? py::none()
-                                    : intake_->arrays_of(vector, kind == Intake::kModel);
+  if (array && (array->dimensions != 1 || array->shape[0] != intake_->size || !(copies || is_none(intake_->table))))
+    return py::none();
+  const py::object arrays = array ? py::make_tuple(vector) : intake_->arrays_of(vector, kind == Intake::kModel);
   if (is_none(arrays)) return py::none();
-  const PartsObject& like = *PartsObject::in(intake_->parts);
-  const py::object slot = py::cast(std::make_unique<PartsObject>(like, arrays, converts ? conversion : py::none())),
-                   extremes = owned(PyTuple_Pack(2, texts->nan.ptr(), texts->nan.ptr()));
-  return py::make_tuple(pushed(given.client, pulled, given.num_examples, given.loss, texts->nan, slot, extremes), task);
+  const std::optional<Taken> read =
+      copies ? copied(vector, arrays, step == nullptr ? nullptr : &step->memory.emplace_back())
+             : lent(arrays, converts ? step->conversion : py::none(), array.has_value(), step->memory.emplace_back());
+  if (!read) return py::none();
+  const py::object extremes = owned(PyTuple_Pack(2, read->low.ptr(), read->high.ptr()));
+  const py::handle known_loss = is_none(given.loss) ? texts->nan : given.loss;
+  const py::object facts = tuple_of<kFacts>(reinterpret_cast<PyObject*>(&PyTuple_Type),
+                                            {given.client, pulled, given.num_examples, known_loss, read->norm,
+                                             read->slot, py::none(), extremes, texts->zero, texts->empty});
+  return py::make_tuple(facts, task);
 }
 
-py::object Ledger::lend(py::handle entries) const {
-  if (!intake_ || is_none(intake_->parts) || !PyList_CheckExact(entries.ptr())) return py::none();
-  py::list pushes, arrays;
-  py::object base = py::none(), conversion = py::none();
+py::object Ledger::take_all(py::handle entries, py::handle in_place) const {
+  StepPushes step{is_set(in_place)};
+  if (!intake_ || (step.in_place ? is_none(intake_->parts) : now_.rows.reads_ahead) ||
+      !PyList_CheckExact(entries.ptr()))
+    return py::none();
+  py::list pushes;
   py::set tasks;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entries.ptr()); ++i) {
     const py::object entry = held(PyList_GET_ITEM(entries.ptr(), i));
-    const std::optional<Given> given = Given::in(entry, intake_->wanted);
-    const py::object push = given ? lent(*given, base, conversion) : py::none();
+    std::optional<Given> given = Given::in(entry, intake_->wanted);
+    const py::object push = given ? taken(std::move(*given), &step) : py::none();
+    if (is_none(push) && !step.in_place) return push;
     pushes.append(push);
     if (is_none(push)) continue;
     if (const py::handle task = item(push, 1); !is_none(task)) {
       if (tasks.contains(task)) return py::none();  // only one of them joins
       tasks.add(task);
     }
-    arrays.append(py::list(PartsObject::in(item(item(push, 0), kSlot))->arrays));
   }
-  if (shared_memory(arrays)) return py::none();  // Python finds out which
+  if (share_memory(step.memory)) return py::none();  // Python finds out which
   return std::move(pushes);
 }
 
-py::object Ledger::push(py::handle client, py::handle version, py::handle update, py::handle gradient, py::handle model,
-                        py::handle num_examples, py::handle loss) {
+py::object Ledger::push(py::handle task, py::handle client, py::handle version, py::handle update, py::handle gradient,
+                        py::handle model, py::handle num_examples, py::handle loss, py::handle decided) {
   if (!may_take_in()) return py::none();
-  py::object taken = taken_in(client, version, vector_of(intake_->wanted, update, gradient, model), num_examples, loss);
-  if (is_none(taken)) return taken;
-  py::object receipt = joined(taken, py::none(), py::none(), py::none(), /*any_status=*/false);
-  return is_none(receipt) ? taken : receipt;
+  py::object push = taken({held(task),
+                           held(client),
+                           held(version),
+                           held(num_examples),
+                           held(loss),
+                           {held(update), held(gradient), held(model)}},
+                          nullptr);
+  if (is_none(push)) return push;
+  py::object receipt = joined(item(push, 0), py::none(), item(push, 1), decided, /*any_status=*/false);
+  return is_none(receipt) ? push : receipt;
 }
 
 void Ledger::take_vectors(py::handle intake) {

@@ -493,11 +493,11 @@ py::object Ledger::joined(py::handle pushed, py::handle staged_row, py::handle t
   return admit(pushed, push, decision, staged_row, task, nullptr, decided, dropped);
 }
 
-// Decides about all pushes that were lent for a step, in a draft; returns their receipts. Returns None if one of them
+// Decides about all pushes that were taken for a step, in a draft; returns their receipts. Returns None if one of them
 // needs a look by Python: then the draft is void.
-py::object Ledger::join_all(py::handle lent) {
+py::object Ledger::join_all(py::handle pushes) {
   py::list receipts;
-  for (const py::handle push : lent) {
+  for (const py::handle push : pushes) {
     check_tuple(push, 2, "a push of a step");
     const py::object receipt = joined(item(push, 0), py::none(), item(push, 1), py::none(), /*any_status=*/true);
     if (is_none(receipt)) return py::none();

@@ -17,6 +17,7 @@
 #include "buffers.hpp"
 #include "control/control.hpp"
 #include "mutex.hpp"
+#include "shared_memory.hpp"
 #include "values.hpp"
 
 namespace afflux::python {
@@ -134,15 +135,26 @@ struct Intake {
 
   static constexpr std::size_t kModel = 2;
   pybind11::object arrays_of(pybind11::handle tree, bool is_model) const;
+  pybind11::handle shapes() const;  // of the arrays of a tree
 };
 
-// The arguments of a push of a step.
+using Vectors = std::array<pybind11::object, 3>;  // update, gradient and model
+
+// The arguments of a push.
 struct Given {
+  // Reads an entry of a step.
   static std::optional<Given> in(pybind11::handle entry, std::size_t wanted);
 
   pybind11::object task = pybind11::none(), client = pybind11::none(), version = pybind11::none(),
                    num_examples = texts->one, loss = pybind11::none();
-  std::array<pybind11::object, 3> vectors{pybind11::none(), pybind11::none(), pybind11::none()};
+  Vectors vectors{pybind11::none(), pybind11::none(), pybind11::none()};
+};
+
+// What is known of the pushes of a step that were taken.
+struct StepPushes {
+  bool in_place;  // whether their arrays are read where they are
+  pybind11::object base = pybind11::none(), conversion = pybind11::none();  // of the last push
+  std::vector<std::vector<Memory>> memory{};                                // of each push
 };
 
 class Ledger {
@@ -159,15 +171,15 @@ class Ledger {
   void clear();
 
   // The methods of Python, see afflux/_engine.pyi.
-  pybind11::object push(pybind11::handle client, pybind11::handle version, pybind11::handle update,
-                        pybind11::handle gradient, pybind11::handle model, pybind11::handle num_examples,
-                        pybind11::handle loss);
-  pybind11::object lend(pybind11::handle entries) const;
+  pybind11::object push(pybind11::handle task, pybind11::handle client, pybind11::handle version,
+                        pybind11::handle update, pybind11::handle gradient, pybind11::handle model,
+                        pybind11::handle num_examples, pybind11::handle loss, pybind11::handle decided);
+  pybind11::object take_all(pybind11::handle entries, pybind11::handle in_place) const;
   pybind11::object join(pybind11::handle pushed, pybind11::handle staged_row, pybind11::handle task,
                         pybind11::handle decided) {
     return joined(pushed, staged_row, task, decided, /*any_status=*/true);
   }
-  pybind11::object join_all(pybind11::handle lent);
+  pybind11::object join_all(pybind11::handle pushes);
   pybind11::object decide(pybind11::handle client, pybind11::handle version) const;
   pybind11::object record(pybind11::handle pushed, pybind11::handle staged_row, pybind11::handle task,
                           pybind11::handle round, pybind11::handle decided);
@@ -258,6 +270,7 @@ class Ledger {
     std::int64_t coming = 0;  // clients that get their first row
   };
   class Entries;
+  struct Taken;
 
   static std::int64_t count_of(pybind11::handle number);
   static pybind11::object list_of(const Arrivals& arrivals);
@@ -269,15 +282,13 @@ class Ledger {
   bool may_take_in() const;
   bool is_plain(pybind11::handle client, pybind11::handle version, pybind11::handle num_examples,
                 pybind11::handle loss) const;
-  static pybind11::handle vector_of(std::size_t kind, pybind11::handle update, pybind11::handle gradient,
-                                    pybind11::handle model);
-  static pybind11::object pushed(pybind11::handle client, pybind11::handle version, pybind11::handle num_examples,
-                                 pybind11::handle loss, pybind11::handle norm, pybind11::handle slot,
-                                 pybind11::handle extremes);
-  pybind11::object lent(const Given& given, pybind11::object& base, pybind11::object& conversion) const;
+  static pybind11::handle vector_of(std::size_t kind, const Vectors& vectors);
+  std::optional<Taken> copied(pybind11::handle vector, const pybind11::object& arrays,
+                              std::vector<Memory>* memory) const;
+  std::optional<Taken> lent(const pybind11::object& arrays, const pybind11::object& conversion, bool is_flat,
+                            std::vector<Memory>& memory) const;
   pybind11::object pulled_by(const Given& given) const;
-  pybind11::object taken_in(pybind11::handle client, pybind11::handle version, pybind11::handle vector,
-                            pybind11::handle num_examples, pybind11::handle loss) const;
+  pybind11::object taken(Given given, StepPushes* step) const;
   const control::State& state() const { return draft_ ? *draft_ : control_->state(); }
   const control::Tasks::Task* find_task(pybind11::handle id) const;
   control::Push push_of(pybind11::handle client, std::int64_t version, pybind11::handle task) const;

@@ -57,7 +57,7 @@ void bind_ledger(py::module_& module) {
            py::arg("by_flush"), py::arg("log"), py::arg("reporting"), py::arg("accumulates"), py::arg("max_bases"));
   type.def(py::init<Ledger&>(), py::arg("begun"), py::keep_alive<1, 2>());
   add_method<&Ledger::push>(type, "push");
-  add_method<&Ledger::lend>(type, "lend");
+  add_method<&Ledger::take_all>(type, "take_all");
   add_method<&Ledger::join>(type, "join");
   add_method<&Ledger::join_all>(type, "join_all");
   add_method<&Ledger::decide>(type, "decide");

@@ -9,6 +9,7 @@
 
 #include "arrays.hpp"
 #include "foreign.hpp"
+#include "values.hpp"
 
 namespace py = pybind11;
 
@@ -22,7 +23,7 @@ py::tuple tuple_of_arrays(const py::object& arrays) {
   return read_foreign([] { return std::string("[Parts] arrays"); }, [&] { return py::tuple(arrays); });
 }
 
-std::vector<std::int64_t> vector_of_borders(const py::object& borders) {
+Borders vector_of_borders(const py::object& borders) {
   Py_buffer buffer;
   if (PyObject_GetBuffer(borders.ptr(), &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
     PyErr_Clear();
@@ -32,7 +33,7 @@ std::vector<std::int64_t> vector_of_borders(const py::object& borders) {
   const std::string format = buffer.format == nullptr ? "" : buffer.format;
   const bool fits = buffer.ndim == 1 && buffer.itemsize == 8 && (format == "l" || format == "q");
   const auto* const elements = static_cast<const std::int64_t*>(buffer.buf);
-  std::vector<std::int64_t> copy(elements, elements + (fits ? buffer.shape[0] : 0));
+  auto copy = std::make_shared<std::vector<std::int64_t>>(elements, elements + (fits ? buffer.shape[0] : 0));
   PyBuffer_Release(&buffer);
   if (!fits) throw Error("[Parts] borders is no vector of int64");
   return copy;
@@ -64,8 +65,13 @@ PartsObject::PartsObject(const py::object& arrays, const py::object& borders, co
       conversion(conversion),
       dtype(type_of_dtype(dtype)) {}
 
-PartsObject::PartsObject(const PartsObject& like, const py::object& arrays, const py::object& conversion)
-    : arrays(tuple_of_arrays(arrays)), borders(like.borders), conversion(conversion), dtype(like.dtype) {}
+PartsObject::PartsObject(const PartsObject& like, const py::object& arrays, const py::object& conversion,
+                         py::handle shapes, std::optional<Type> dtype)
+    : arrays(tuple_of_arrays(arrays)),
+      borders(like.borders),
+      conversion(conversion),
+      dtype(dtype),
+      lent(std::make_shared<const PartArrays>(Argument{"Parts", "arrays"}, *this, Access::lend, shapes)) {}
 
 Converted::Converted(const char* op, const py::object& conversion) {
   if (conversion.is_none()) return;
@@ -82,29 +88,35 @@ Converted::Converted(const char* op, const py::object& conversion) {
 }
 Converted::~Converted() = default;
 
-PartArrays::PartArrays(Argument argument, py::handle object, Access access)
-    : object_(py::reinterpret_borrow<py::object>(object)),
-      conversion_(argument.op, PartsObject::in(object)->conversion) {
-  const PartsObject& parts = *PartsObject::in(object);
-  list_.reserve(parts.arrays.size());
-  std::int32_t i = 0;
-  for (const py::handle array : parts.arrays) {
-    argument.part = i++;
-    const View<void> part = arrays_.emplace_back(argument, array, access, Shape::any).view();
-    if (i == 1) view_ = {nullptr, 0, part.device, part.type};
+PartArrays::PartArrays(Argument argument, const PartsObject& parts, Access access, py::handle shapes)
+    : borders_(parts.borders), conversion_(argument.op, parts.conversion) {
+  const std::size_t count = parts.arrays.size();
+  arrays_.reserve(count);
+  list_.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    argument.part = static_cast<std::int32_t>(i);
+    argument.shape = shapes ? item(shapes, i) : py::handle();
+    const Array& array = arrays_.emplace(argument, item(parts.arrays, i), access, Shape::any);
+    const View<void> part = array.view();
+    if (i == 0) view_ = {nullptr, 0, part.device, part.type};
     if (part.device != view_.device)
-      throw Error(arrays_.back().title() + " is on another device than " + arrays_.front().title());
+      throw Error(array.title() + " is on another device than " + arrays_.front().title());
     if (!parts.dtype && part.type != view_.type)
-      throw Error(arrays_.back().title() + " is " + name(part.type) + ", " + arrays_.front().title() + " is " +
+      throw Error(array.title() + " is " + name(part.type) + ", " + arrays_.front().title() + " is " +
                   name(view_.type) + ": give the dtype as which the parts are read");
     list_.push_back({part.data, part.size, part.type});
   }
   if (parts.dtype) view_.type = *parts.dtype;
-  parts_ = {{parts.borders.data(), static_cast<std::int64_t>(parts.borders.size())},
+  parts_ = {{borders_->data(), static_cast<std::int64_t>(borders_->size())},
             {list_.data(), static_cast<std::int64_t>(list_.size())},
             conversion_.get()};
   view_.parts = &parts_;
-  if (!parts.borders.empty()) view_.size = parts.borders.back();
+  if (!borders_->empty()) view_.size = borders_->back();
+}
+
+std::shared_ptr<const PartArrays> PartArrays::of(Argument argument, const PartsObject& parts, Access access) {
+  if (parts.lent && !writes(access)) return parts.lent;
+  return std::make_shared<const PartArrays>(argument, parts, access);
 }
 
 void bind_parts(py::module_& module) {
@@ -121,7 +133,7 @@ void bind_parts(py::module_& module) {
           .def(py::init<const py::object&, const py::object&, const py::object&, const py::object&>(),
                py::arg("arrays"), py::arg("borders"), py::arg("conversion") = py::none(), py::arg("dtype") = py::none())
           .def_property_readonly("arrays", [](const PartsObject& self) { return self.arrays; })
-          .def_property_readonly("borders", [](const PartsObject& self) { return self.borders; })
+          .def_property_readonly("borders", [](const PartsObject& self) { return *self.borders; })
           .def_property_readonly("conversion", [](const PartsObject& self) { return self.conversion; })
           .def_property_readonly("dtype", [](const PartsObject& self) {
             return self.dtype ? py::object(py::str(name(*self.dtype))) : py::object(py::none());

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -11,12 +12,18 @@
 
 namespace afflux::python {
 
-// The class _engine.Parts. It refers to the arrays, whose memory is read in each call anew.
+class PartArrays;
+using Borders = std::shared_ptr<const std::vector<std::int64_t>>;
+
+// The class _engine.Parts. It refers to the arrays. Each call finds out where their memory is, unless they are `lent`.
 struct PartsObject {
   // Throws Error unless `arrays` is a list or a tuple, and `borders` a vector of int64, which is copied.
   PartsObject(const pybind11::object& arrays, const pybind11::object& borders, const pybind11::object& conversion,
               const pybind11::object& dtype);
-  PartsObject(const PartsObject& like, const pybind11::object& arrays, const pybind11::object& conversion);
+  // Lends the arrays, each of its shape in the tuple `shapes`; null: any shapes. Throws Error for an array that the
+  // engine does not read where it is on the host.
+  PartsObject(const PartsObject& like, const pybind11::object& arrays, const pybind11::object& conversion,
+              pybind11::handle shapes, std::optional<Type> dtype);
 
   static inline PyTypeObject* type = nullptr;  // set once, by bind_parts
 
@@ -26,9 +33,10 @@ struct PartsObject {
   }
 
   const pybind11::tuple arrays;
-  const std::vector<std::int64_t> borders;
-  const pybind11::object conversion;  // an afflux.ops.Conversion, or None
-  const std::optional<Type> dtype;    // without: the one that all parts have
+  const Borders borders;
+  const pybind11::object conversion;             // an afflux.ops.Conversion, or None
+  const std::optional<Type> dtype;               // without: the one that all parts have
+  const std::shared_ptr<const PartArrays> lent;  // as they were when this object was made; null: they are not lent
 };
 
 void bind_parts(pybind11::module_& module);

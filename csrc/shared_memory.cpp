@@ -99,7 +99,35 @@ bool overlap(py::handle array, py::handle other) {
   }
 }
 
+// Returns two ranges of different lists that overlap; nothing, if there are none. `overlap` says whether two arrays do
+// whose ranges overlap, if other bytes lie between their own.
+template <class Overlap>
+std::optional<std::pair<Range, Range>> overlapping(std::vector<Range> ranges, const Overlap& overlap) {
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.begin != b.begin ? a.begin < b.begin : a.list < b.list; });
+  std::vector<const Range*> open;  // the earlier ranges that end after this one begins
+  for (const Range& range : ranges) {
+    const auto has_ended = [&](const Range* earlier) { return earlier->end <= range.begin; };
+    open.erase(std::remove_if(open.begin(), open.end(), has_ended), open.end());
+    for (const Range* earlier : open)
+      if (earlier->list != range.list && ((earlier->is_whole && range.is_whole) || overlap(*earlier, range)))
+        return std::minmax(*earlier, range, [](const Range& a, const Range& b) { return a.list < b.list; });
+    open.push_back(&range);
+  }
+  return {};
+}
+
 }  // namespace
+
+bool share_memory(const std::vector<std::vector<Memory>>& lists) {
+  std::vector<Range> ranges;
+  for (std::size_t i = 0; i < lists.size(); ++i)
+    for (const Memory& array : lists[i]) {
+      const auto begin = reinterpret_cast<std::uintptr_t>(array.data);
+      if (array.bytes > 0) ranges.push_back({begin, begin + static_cast<std::uintptr_t>(array.bytes), true, i, 0});
+    }
+  return overlapping(std::move(ranges), [](const Range&, const Range&) { return true; }).has_value();
+}
 
 std::optional<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> shared_memory(const py::list& lists) {
   std::vector<Range> ranges;
@@ -113,25 +141,15 @@ std::optional<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> sh
       ranges.push_back(range);
     }
   }
-  std::sort(ranges.begin(), ranges.end(),
-            [](const Range& a, const Range& b) { return a.begin != b.begin ? a.begin < b.begin : a.list < b.list; });
   const auto array_of = [&](const Range& range) {
     return py::handle(PyList_GET_ITEM(lists[range.list].ptr(), static_cast<Py_ssize_t>(range.index)));
   };
-  std::vector<const Range*> open;  // the earlier ranges that end after this one begins
-  for (const Range& range : ranges) {
-    const auto has_ended = [&](const Range* earlier) { return earlier->end <= range.begin; };
-    open.erase(std::remove_if(open.begin(), open.end(), has_ended), open.end());
-    for (const Range* earlier : open) {
-      if (earlier->list == range.list) continue;
-      if (!(earlier->is_whole && range.is_whole) && !overlap(array_of(*earlier), array_of(range))) continue;
-      const auto [first, second] =
-          std::minmax(*earlier, range, [](const Range& a, const Range& b) { return a.list < b.list; });
-      return std::tuple{first.list, first.index, second.list, second.index};
-    }
-    open.push_back(&range);
-  }
-  return {};
+  const auto pair = overlapping(std::move(ranges), [&](const Range& first, const Range& second) {
+    return overlap(array_of(first), array_of(second));
+  });
+  if (!pair) return {};
+  const auto& [first, second] = *pair;
+  return std::tuple{first.list, first.index, second.list, second.index};
 }
 
 }  // namespace afflux::python

@@ -3,8 +3,10 @@
 #include <pybind11/pybind11.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 namespace afflux::python {
 
@@ -13,5 +15,13 @@ namespace afflux::python {
 // without addresses if they are one object. O(n log n) in the number of arrays, O(n^2) for columns of one matrix.
 std::optional<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> shared_memory(
     const pybind11::list& lists);
+
+// A contiguous array.
+struct Memory {
+  const void* data;
+  std::int64_t bytes;
+};
+// Returns whether arrays of different lists share memory.
+bool share_memory(const std::vector<std::vector<Memory>>& lists);
 
 }  // namespace afflux::python

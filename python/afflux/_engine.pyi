@@ -83,9 +83,11 @@ class Ledger:
     ) -> None: ...
     @overload
     def __init__(self, begun: Ledger) -> None: ...  # a draft of the decisions of one step
-    # A Receipt; or the fields of Pushed: the vector is in its slot, not joined; or None: nothing was done.
+    # A Receipt; or the fields of Pushed, whose vector is in its slot and has not joined, and the id of its task or
+    # None; or None: nothing was done.
     def push(
         self,
+        task: object,
         client: object,
         version: object,
         update: object,
@@ -93,20 +95,21 @@ class Ledger:
         model: object,
         num_examples: object,
         loss: object,
+        decided: list[Any],  # gets the Receipt
         /,
     ) -> Any: ...
-    # For a step whose round reads the arrays where they are: of each of its pushes the fields of Pushed, and the id of
-    # its task or None; or None for a push that is left to Python. None: all are left to Python, because two have one
-    # task or share memory.
-    def lend(self, entries: list[Any], /) -> list[tuple[Any, str | None] | None] | None: ...
+    # For a step: of each of its pushes the fields of Pushed, and the id of its task or None. The arrays are copied, or
+    # its round reads them where they are (`in_place`); then None stands for a push that is left to Python. None: all
+    # are left to Python, because one is, or two have one task or share memory.
+    def take_all(self, entries: list[Any], in_place: bool, /) -> list[tuple[Any, str | None] | None] | None: ...
     # Decides about an arrival that completes no round, and returns its receipt; None if nothing was done. `task` is
     # closed. `decided` gets the receipt, and then the arrival that this one replaces.
     def join(
         self, pushed: tuple[Any, ...], staged_row: object, task: str | None, decided: list[Any] | None, /
     ) -> Any: ...
-    # In a draft: the receipts of what `lend` has returned; None if Python must look at one of them: then the draft is
-    # void.
-    def join_all(self, lent: list[tuple[Any, str | None]], /) -> list[Any] | None: ...
+    # In a draft: the receipts of what `take_all` has returned; None if Python must look at one of them: then the draft
+    # is void.
+    def join_all(self, pushes: list[tuple[Any, str | None]], /) -> list[Any] | None: ...
     # (status, staleness, whether it completes the buffer); the status is None if the version was not made. A version
     # -1 - s stands for the staleness s.
     def decide(self, client: object, version: int, /) -> tuple[Any, int, bool]: ...
@@ -277,6 +280,7 @@ class ArrayTable:
 def all_own(values: Iterable[object]) -> bool: ...
 def has_float64(arrays: list[Any]) -> bool: ...
 def structure(tree: object) -> tuple[Any, ...] | None: ...
+def lend_trees(table: ArrayTable, like: Parts, trees: list[Any]) -> list[Parts] | None: ...
 def unready(arrays: list[object], shapes: tuple[tuple[int, ...], ...]) -> list[int]: ...
 def gram(vectors: Sequence[object], out: object, num_threads: int) -> None: ...
 def inner(

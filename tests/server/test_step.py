@@ -15,7 +15,7 @@ from afflux.rules import RULES, ca2fl, fadas, fedasync, fedavg, fedbuff, gsgm, t
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Momentum, Sgd
 from conftest import Dlpack, bits, check_error, push_all, raising, read_only
-from inside import aggregator_of, slots_taken
+from inside import aggregator_of, slots_taken, without_fast_path
 
 D = 60
 SHAPES = {"conv": (3, 7), "bias": (0,), "dense": {"w": (5, 7), "b": (4,)}}
@@ -581,7 +581,7 @@ def test_entries_that_the_engine_reads_are_as_those_that_python_reads(what):
         kinds = ["a task", "local steps", "a tuple"] if what == "both" else [what] * 3
         entries = [{**PLAIN, **OTHER}[each](server, opened[i], i) for i, each in enumerate(kinds)]
         if server is servers[0]:
-            lent = [*map(bool, aggregator_of(server).admission.lend(entries))]
+            lent = [*map(bool, aggregator_of(server).admission.take_all(entries, True))]
             assert lent == [each in PLAIN for each in kinds]
             receipts, report = server.step(entries)
         else:
@@ -591,6 +591,26 @@ def test_entries_that_the_engine_reads_are_as_those_that_python_reads(what):
         found.append(([receipt[:4] for receipt in receipts], report and bits(report.weights), bits(server.params)))
         found[-1] += ([entry for entry in server.log if isinstance(entry, Join | Cut)], len(server.tasks))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("what", PLAIN)
+def test_entries_that_the_engine_copies(what):
+    """They are copied into slots where the round must not read them; models are left to Python."""
+    servers = [made(fedbuff(buffer_size=3), DICTS[0], max_norm=1e6) for _ in range(2)]
+    tasks = [[server.checkout(i) for i in range(3)] for server in servers]
+    entries = []
+    for server, opened in zip(servers, tasks, strict=True):
+        server.step([(9, 0, DICTS[0])])
+        entries.append([PLAIN[what](server, opened[i], i) for i in range(3)])
+    takes = aggregator_of(servers[0]).admission.take_all(entries[0], False)
+    assert (takes is None) == any("model" in entry for entry in entries[0] if type(entry) is dict)
+    without_fast_path(servers[1])
+    receipts, reports = zip(*[server.step(given) for server, given in zip(servers, entries, strict=True)], strict=True)
+    assert receipts[0] == receipts[1]
+    assert bits(reports[0].norms) == bits(reports[1].norms)
+    assert bits(servers[0].params) == bits(servers[1].params)
+    takes = None
+    assert slots_taken(servers[0]) == slots_taken(servers[1]) == 0
 
 
 def test_one_task_twice_and_shared_memory_are_left_to_python():
@@ -606,7 +626,7 @@ def test_one_task_twice_and_shared_memory_are_left_to_python():
 def test_one_client_more_than_there_is_room_for(rule, faults):
     server = Server(rule, DICTS[0], num_clients=2, faults=faults, log=True)
     entries = [(client, 0, each) for client, each in enumerate(DICTS)]
-    assert all(aggregator_of(server).admission.lend(entries))
+    assert all(aggregator_of(server).admission.take_all(entries, True))
     if faults == "raise":
         check_error("client 2 would be number 3, but num_clients|of this pass", server.step, entries)
         assert (server.version, server.log, server.clients, slots_taken(server)) == (0, (), set(), 0)

@@ -8,7 +8,7 @@ from afflux.rules import fedasync, fedavg, fedbuff
 from afflux.server.aggregator import Aggregator
 from checked_out import D, held, made, step, vector
 from conftest import bits, check_error, check_raises, push_all
-from inside import aggregator_of, slots_taken, stopped_clock
+from inside import aggregator_of, slots_taken, stopped_clock, without_fast_path
 
 
 @pytest.fixture
@@ -384,6 +384,7 @@ def test_a_replay_needs_no_tasks_and_no_clock(set_time):
 def test_two_threads_push_one_task_and_one_joins(monkeypatch):
     """The second one finds the task closed when it is to join, although it was open when it began."""
     server = made(preset=fedbuff(buffer_size=10))
+    without_fast_path(server)
     task = server.checkout(1)
     take, other = aggregator_of(server).take_slot, []
 

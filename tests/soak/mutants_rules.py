@@ -91,11 +91,11 @@ streaming: the factor of a shifted exponential law
 
 test_trimmed_rules.py
 trim: a part need not say that it trims
--if trim and not rule.needs.trim:
+-if not rule.needs.trim:
 +if False:
 trim: it is lost where weights are checked
--trim = _checked_trim(
-+trim = 0.0 * _checked_trim(
+-trim = 0.0 if weights.trim == 0 else _checked_trim(
++trim = 0.0 if weights.trim == 0 else 0.0 * _checked_trim(
 trim: the buffers of models are not trimmed
 -averaged, trim=weights.trim
 +averaged, trim=0.0

@@ -62,9 +62,9 @@ layout: a constant is not compared
 
 test_server.py
 server: a failing rule loses the buffer
--        decided = prepare(self.rule
+-        decided = prepare(self.admission.rule
 +        self.admission.cut("discard", None)
-+        decided = prepare(self.rule
++        decided = prepare(self.admission.rule
 
 test_passes.py
 passes: a client that has entered gets a task
@@ -205,10 +205,12 @@ limits: a vector that a step reads in place may hold anything finite
 -, before.limits.max_abs if unchecked else inf
 +, inf
 step: plain pushes may share memory
--  if (shared_memory(arrays)) return py::none();  // Python finds out which
+-  if (share_memory(step.memory)) return py::none();  // Python finds out which
 step: a model is read with the version of the push before
--    if (!own.is(base)) conversion
-+    if (is_none(base)) conversion
+-    if (!own.is(step->base)) step->conversion
++    if (is_none(step->base)) step->conversion
+step: a copied entry is left to Python without the others
+-    if (is_none(push) && !step.in_place) return push;
 step: a task may stand twice
 -      if (tasks.contains(task)) return py::none();  // only one of them joins
 step: the log does not say that its joins have filled the buffer

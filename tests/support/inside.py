@@ -26,7 +26,7 @@ def slots_limit(server: Server) -> int:
 def without_fast_path(server: Server) -> None:
     """Let all pushes take the general way, which tests can hold up."""
     admission = aggregator_of(server).admission
-    admission.push = admission.join = lambda *_: None
+    admission.push = admission.join = admission.take_all = lambda *_: None
 
 
 def monitor_of(server: Server) -> Any:

@@ -198,7 +198,7 @@ class LocalPlane(StoredPlane):
         """Prepare as `DataPlane.prepare`. `draft` is the memory of the version; None: the next free one."""
         draft = self.versions.take(op) if draft is None else draft
         vectors = after = rule_vectors
-        spares = self.apart if plan.most < inf else vectors
+        spares = self.apart if vectors and plan.most < inf else vectors
         if (spares := spares if self.spares is None else self.spares(vectors)) is not vectors:
             after = _renewed(plan, vectors, spares)
         cache, memory, new_rows = None, None, _NO_ROWS

@@ -30,8 +30,7 @@ DECISIONS: tuple[JoinStatus, ...] = get_args(JoinStatus)
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pulled:
+class Pulled(Struct, frozen=True, eq=False):
     """One version of the model. The arrays are read-only and never change, however long a caller keeps them.
 
     NumPy refuses to write to them, but torch and CuPy do not: torch.from_numpy(params), and the tensor of a server on a
@@ -201,8 +200,7 @@ class NewParams:
     """A version that `Server.set_params` has made. Params themselves are not kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """The emptying of a buffer: by `flush` or `Server.step` (a step with its arrivals), `discard`, or `end_pass`."""
 
     kind: Literal["flush", "discard", "end_pass"]

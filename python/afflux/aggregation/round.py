@@ -174,7 +174,7 @@ def decide_round(rule: Rule, before: RoundStart, waiting: list[PendingArrival], 
         len(ordered) * before.slot_bytes,
         decision.clips,
     )
-    buffers = _buffers_of(rule, before, ordered, step, weights)
+    buffers = None if before.current.buffers is None else _buffers_of(rule, before, ordered, step, weights)
     return Round(plan, terms, moves, buffers, scalars, decision.window, report)
 
 
@@ -238,11 +238,8 @@ def _buffers_of(
     rule: Rule, before: RoundStart, ordered: Sequence[PendingArrival], step: ops.Step, weights: Weights
 ) -> Float64 | None:
     """Return the model's buffers after the round."""
-    current = before.current.buffers
-    if current is None:
-        return None
     lr = step.lr if step.kind == "sgd" else 1.0  # no optimizer changes buffers
-    vectors, averaged = [w.buffers for w in ordered], before.averaged
+    current, vectors, averaged = before.current.buffers, [w.buffers for w in ordered], before.averaged
     return mixed_buffers(
         rule.kind, current, vectors, weights.vectors, accepted(weights), lr, averaged, trim=weights.trim
     )

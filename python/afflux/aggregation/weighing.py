@@ -234,7 +234,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
             raise AffluxError(f"[{name}] weigh gave scalars {sorted(scalars)}, must be {sorted(needs.scalars)}")
         latest = numbers(name, "scalars", list(scalars.values()), (len(scalars),))
         scalars = MappingProxyType(dict(zip(scalars, latest.tolist(), strict=True)))
-    trim = _checked_trim(rule, arrivals, weights, values)
+    trim = 0.0 if weights.trim == 0 else _checked_trim(rule, arrivals, weights, values)
     return Weights(
         vectors,
         tuple(rule_vectors.tolist()),
@@ -251,12 +251,12 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
 def _checked_trim(rule: Rule, arrivals: Arrivals, weights: Weights, values: list[float]) -> float:
     """Return the share that is cut at both ends."""
     name = rule.name
-    trim = 0.0 if weights.trim == 0 else float(numbers(name, "trim", weights.trim, ()))
-    if trim and not rule.needs.trim:
+    trim = float(numbers(name, "trim", weights.trim, ()))
+    if not rule.needs.trim:
         raise AffluxError(f"[{name}] weigh gave trim {trim}, but it has no needs = Needs(trim=True)")
     if not 0 <= trim <= 0.5:
         raise AffluxError(f"[{name}] weigh gave trim {trim}, must be from 0 to 0.5")
-    if trim and min(values, default=0.0) < 0:
+    if min(values, default=0.0) < 0:
         reasons = {i: f"weight {value}, negative with trim" for i, value in enumerate(values) if value < 0}
         i = min(reasons)
         client = brief(arrivals.client_ids[i])

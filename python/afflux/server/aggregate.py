@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux._engine import has_float64, structure
+from afflux._engine import has_float64, lend_trees, structure
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.statistics import mixed_buffers
 from afflux.arrays.fields import write_all
@@ -83,24 +83,17 @@ def aggregate(
     adapter = _adapter_of(inputs[0], roles, threads)
     layout, memory = adapter.layout, list[Memory]()
     assert layout is not None  # of a tree
-    try:
-        read = [_read(tree, adapter, memory) for tree in inputs]
-    except (AffluxError, UnavailableError) as error:
-        raise _about(f"trees[{len(memory)}]", error) from None
-    for i, (_, vector) in enumerate(read if layout.averaged_size else ()):
-        bad = None if vector is None else first_beyond(vector[: layout.averaged_size], float_info.max)
-        if bad is not None:
-            raise AffluxError(f"[aggregate] trees[{i}] has a non-finite value{within(layout.buffers, bad)}")
-    buffers = mixed_buffers(
-        "update", read[0][1], [vector for _, vector in read], numbers, [True] * len(read), 1.0, layout.averaged_size
-    )
-    dtype = "float64" if any(has_float64(arrays) for arrays, _ in read) else "float32"
-    target: Any = np.zeros(layout.size, dtype)
+    table, like = adapter.plain_arrays("float32")
+    updates = None if table is None or like is None else lend_trees(table, like, inputs)
+    buffers: Float64 | None = None
+    if updates is None:
+        updates, buffers = _read_all(inputs, numbers, adapter, memory)
+    target: Any = np.zeros(layout.size, updates[0].dtype)
     if out is not None:
         adapter.copy_out("aggregate", Pulled(target, 0, buffers), out, check=True)
         target = _parts_of(out, layout) or target
     require_own_memory("aggregate", "trees[{}]".format, memory)
-    _sweep([ops.Parts(arrays, layout._borders, dtype=dtype) for arrays, _ in read], numbers, target, layout, threads)
+    _sweep(updates, numbers, target, layout, threads)
     if out is None:
         try:
             return adapter.copied_tree(Pulled(target, 0, buffers), copy=False)
@@ -169,16 +162,30 @@ def _shares(weights: object, count: int) -> Float64:
     return numbers if abs(total - 1.0) <= count * float_info.epsilon else numbers / total
 
 
-def _read(tree: Tree, adapter: InputAdapter, memory: list[Memory]) -> tuple[list[Any], Float64 | None]:
-    """Return the parameters and the buffers of a tree; `memory` gets its own arrays."""
-    layout, originals = adapter.layout, list[Any]()
-    assert layout is not None
-    arrays = as_held(layout._float_parts(tree, originals))
-    if layout.constants:
-        adapter.constants.check(layout._leaves(tree))
-    buffers = layout.flatten_buffers(tree) if layout.buffers_size else None
-    memory.append(adapter.memory(tree, originals, tree, None))
-    return arrays, buffers
+def _read_all(
+    trees: list[Tree], weights: Float64, adapter: InputAdapter, memory: list[Memory]
+) -> tuple[list[ops.Parts], Float64 | None]:
+    """Return the parameters of trees, and the mean of their buffers; `memory` gets their own arrays."""
+    layout, parts, buffers = adapter.layout, list[list[Any]](), list[Float64 | None]()
+    assert layout is not None  # of a tree
+    for i, tree in enumerate(trees):
+        originals = list[Any]()
+        try:
+            parts.append(as_held(layout._float_parts(tree, originals)))
+            if layout.constants:
+                adapter.constants.check(layout._leaves(tree))
+            values = layout.flatten_buffers(tree) if layout.buffers_size else None
+            memory.append(adapter.memory(tree, originals, tree, None))
+        except (AffluxError, UnavailableError) as error:
+            raise _about(f"trees[{i}]", error) from None
+        bad = None if values is None else first_beyond(values[: layout.averaged_size], float_info.max)
+        buffers.append(values)
+        if bad is not None:
+            raise AffluxError(f"[aggregate] trees[{i}] has a non-finite value{within(layout.buffers, bad)}")
+    averaged = layout.averaged_size
+    mean = mixed_buffers("update", buffers[0], buffers, weights, [True] * len(trees), 1.0, averaged)
+    dtype = "float64" if any(map(has_float64, parts)) else "float32"
+    return [ops.Parts(arrays, layout._borders, dtype=dtype) for arrays in parts], mean
 
 
 def _parts_of(out: Tree, layout: Layout) -> ops.Parts | None:

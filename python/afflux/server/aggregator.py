@@ -243,6 +243,7 @@ class Aggregator(Monitor[Round]):
                     pushed = with_term(admission, pushed, staleness, self.plane)
             completed = None
             if completes:
+                self.check_storage()
                 arrival = arrival_of(admission, pushed, staleness, ticket.staged_row)
                 completed = self._prepared("push", [*admission.arrivals(), arrival])
             ticket.completed = completed
@@ -356,15 +357,17 @@ class Aggregator(Monitor[Round]):
                     kind: Literal["flush", "end_pass"] = "end_pass" if ends_pass else "flush"
                     draft.cut(kind, decided, joins if batch is None else batch.held_back)
                 # Whoever comes after an interrupt publishes a round that is finished.
-                self.mutex.handed_out |= decided is not None and decided.finished
+                finished = decided is not None and decided.finished
+                self.mutex.handed_out |= finished
                 if batch is not None:
                     batch.adopt(draft)
                 if decided is None:
                     return (None,)
                 prepared = decided
-                if prepared.finished:
+                if finished:
                     self.mutex.handed_out = self._publish()
-                    self._wake()
+                    if self._bells:
+                        self._wake()
             return (prepared.report,) if self._has_ended(op, prepared) else None
 
         try:
@@ -415,9 +418,8 @@ class Aggregator(Monitor[Round]):
         self, op: str, waiting: list[PendingArrival], draft: Admission | None = None, *, ends_pass: bool = False
     ) -> Round:
         """Return the round of these arrivals, after the decisions of the draft; an error changes nothing."""
-        self.check_storage()
         before = (draft or self.admission).before(len(waiting), self.slot_bytes, ends_pass=ends_pass)
-        decided = prepare(self.rule, before, waiting, self.plane, op)
+        decided = prepare(self.admission.rule, before, waiting, self.plane, op)
         decided.saved = self.storage is None
         return decided
 

@@ -364,23 +364,21 @@ class InputAdapter:
 
     def copy_out(self, op: str, now: Pulled, out: "ops.Array | Tree", *, check: bool = False) -> None:
         """Copy a version into the caller's memory; with `check` only raise the error that this would raise."""
-        layout, threads = self.layout, self.num_threads
+        layout, threads, params = self.layout, self.num_threads, now.params
         try:
-            if not is_tree(out):
+            alike = not check and type(out) is type(params) is np.ndarray and out.shape == params.shape
+            if alike and out.dtype == params.dtype and out.flags.c_contiguous:  # type: ignore[union-attr]
+                ops.ingest(params, out, num_threads=threads)  # many times as fast as what follows, for short vectors
+            elif not is_tree(out):
                 if length("out", out) != self.size:
                     raise AffluxError(f"it has {length('out', out)} elements, params has {self.size}")
-                # A vector in one piece that needs no rounding: 7 us less, on a Zen 3.
-                plain = type(out) is type(now.params) is np.ndarray and out.flags.c_contiguous
-                if plain and not check and out.dtype == now.params.dtype:  # type: ignore[union-attr]
-                    ops.ingest(now.params, out, num_threads=threads)
-                else:
-                    write = Write(_flat_places(self.size), now.params, [out])
-                    write_all([write], num_threads=threads, check=check, finite=True)
+                write = Write(_flat_places(self.size), params, [out])
+                write_all([write], num_threads=threads, check=check, finite=True)
             elif layout is None:
                 raise AffluxError("this server was made with a flat vector: pull into one")
             else:
                 constants = self.constants if layout.constants else None
-                layout._load(out, now.params, now.buffers, constants, num_threads=threads, check=check, finite=True)
+                layout._load(out, params, now.buffers, constants, num_threads=threads, check=check, finite=True)
             self.plane.wait()  # because this version's memory may be reused
         except (AffluxError, UnavailableError) as error:
             raise type(error)(f"[{op}] out: {error}") from None

@@ -207,7 +207,7 @@ def _move_to(store: Store, aggregator: Aggregator) -> None:
     state, now = admission.state, admission.current
     store.vectors.use(plane)
     if plane.gpu is None:
-        now = _in_plane(plane, replace(now, params=plane.read(now.params, copy=False)), "Server")
+        now = _in_plane(plane, structs.replace(now, params=plane.read(now.params, copy=False)), "Server")
     admission.load(structs.replace(state, current=now, rows=store.rows, log=[]))
     store.checkpoint(admission)
     aggregator.attach(store)
@@ -255,7 +255,7 @@ def _on_device(version: Pulled, aggregator: Aggregator) -> Pulled:
 
 def _in_plane(plane: DataPlane, version: Pulled, op: str) -> Pulled:
     """Return a version whose params are an array of NumPy, as one of the plane. `op` is the call that needs it."""
-    return replace(version, params=plane.version(partial(plane.fill, values=version.params), op))
+    return structs.replace(version, params=plane.version(partial(plane.fill, values=version.params), op))
 
 
 def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputAdapter, options: ServerOptions) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from afflux.aggregation.admission import ClientError
+from afflux.aggregation.admission import Admission, ClientError
 from afflux.aggregation.arrivals import Pushed
 from afflux.aggregation.frames import clear_stored_frames
 from afflux.aggregation.plane import Slot
@@ -65,8 +65,6 @@ def receive(aggregator: Aggregator, adapter: InputAdapter, ticket: Ticket) -> Re
     try:
         if pushed is None:
             pushed = take_in(aggregator, adapter, ticket)
-        elif not isinstance(pushed, NoArrival):
-            ticket.client_id, ticket.pulled, ticket.slot = pushed[0], pushed[1], pushed[5]
         if isinstance(pushed, NoArrival):
             return _no_arrival(aggregator, ticket, pushed)
         return aggregator.join(pushed, ticket)
@@ -114,6 +112,8 @@ class Request(Struct):
     facts: Facts
 
 
+#: A plain push whose vector the engine has taken: its facts, and the id of its task.
+Taken = tuple[Pushed, str | None]
 #: Makes a slot of arrays that are read in place: from what describes them, the arrays, and the conversion.
 Lend = Callable[[str, Any, Conversion | None], Slot]
 
@@ -250,6 +250,15 @@ def fault_of(error: Exception, ticket: Ticket) -> NoArrival | None:
         return None
     text = str(error) if isinstance(error, AffluxError | UnavailableError) else f"{type(error).__name__}: {error}"
     return NoArrival("faulty", shortened(text), ticket.client_id, ticket.pulled, ticket.task)
+
+
+def ticket_of(admission: Admission, push: Taken) -> Ticket:
+    """Return the ticket of a push that the engine has taken."""
+    pushed, task_id = push
+    client_id, pulled, *_ = pushed
+    task = None if task_id is None else admission.opened(task_id)
+    facts = NO_TASK._replace(client_id=client_id) if task is None and task_id is not None else pushed
+    return Ticket(pushed=facts, slot=pushed[5], task=task, client_id=client_id, pulled=pulled)
 
 
 def _no_arrival(aggregator: Aggregator, ticket: Ticket, push: NoArrival) -> Receipt:

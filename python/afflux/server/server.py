@@ -25,7 +25,7 @@ from afflux.server.assembly import assemble
 from afflux.server.checkout import Task, close_overdue, open_task
 from afflux.server.inputs import InputAdapter
 from afflux.server.pending_push import Ticket
-from afflux.server.pushing import PushCall, receive
+from afflux.server.pushing import PushCall, receive, ticket_of
 from afflux.server.step import Finished, make_step
 from afflux.server.step_callbacks import OnStep
 from afflux.server.tracebacks import clear_tracebacks, clears_tracebacks
@@ -334,15 +334,17 @@ class Server:
         ('joined', [1.0, 2.0])
         """
         aggregator, adapter = self._aggregator, self._adapter
-        number = details = call = result = None
+        details = call = result = None
+        decided: list[Receipt] = []
         try:
             if (
-                (task is None and client_lr is None and local_steps is None and facts is None and buffers is None)
+                (client_lr is None and local_steps is None and facts is None and buffers is None)
                 and (timeout is None and staleness is None)
                 and (adapter.layout is None or not adapter.layout.apart)
             ):
-                number = version.version if type(version) is Pulled else version
-                result = aggregator.admission.push(client, number, update, gradient, model, num_examples, loss)
+                result = aggregator.admission.push(
+                    task, client, version, update, gradient, model, num_examples, loss, decided
+                )
                 if type(result) is Receipt:
                     return result
             if result is None:  # else the vector is in its slot, and the result has the facts of the push
@@ -351,11 +353,11 @@ class Server:
                 call = PushCall(task, client, version, update, gradient, model, num_examples, loss, facts, *details)
             if aggregator.admission.next_deadline != inf:
                 close_overdue(aggregator)
-            ticket = Ticket(call, result)
+            ticket = Ticket(call) if result is None else ticket_of(aggregator.admission, result)
         except BaseException as error:
             task = version = update = gradient = model = buffers = details = call = result = None
             clear_tracebacks(error)
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not decided:
                 aggregator.count_refused()
             del self, aggregator, adapter
             raise

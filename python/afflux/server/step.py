@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from afflux import ops
 from afflux.aggregation.admission import Admission, ClientError
@@ -20,13 +20,11 @@ from afflux.server.checkout import close_overdue
 from afflux.server.decisions import count_without_arrival, with_term
 from afflux.server.inputs import NAME_OF_VECTOR, NO_MEMORY, InputAdapter, require_own_memory
 from afflux.server.pending_push import NoArrival, Ticket, add_joined
-from afflux.server.pushing import NO_TASK, CallError, PushCall, fault_of, take_in
+from afflux.server.pushing import NO_TASK, CallError, PushCall, Taken, fault_of, take_in, ticket_of
 from afflux.server.tracebacks import clear_tracebacks
 
 #: A finished update of a client: (client, version, vector), or the arguments of `Server.push`.
 Finished = tuple[Any, Any, Any] | Mapping[str, Any]
-#: A plain push, whose arrays are read where they are: its facts, and the id of its task.
-Lent = tuple[Pushed, str | None]
 
 
 def make_step(
@@ -92,7 +90,7 @@ def _reads_in_place(aggregator: Aggregator, options: ServerOptions) -> bool:
 
 def _listed(pushes: object) -> list[Any]:
     """Return the entries of a step."""
-    if isinstance(pushes, Mapping):
+    if type(pushes) is not list and isinstance(pushes, Mapping):
         raise CallError("[step] pushes is a dict, must be a list of (client, version, vector) or of push's arguments")
     try:
         entries: list[Any] = list(pushes)  # type: ignore[call-overload]
@@ -130,7 +128,7 @@ class StepBatch:
         self._aggregator, self._adapter, self._entries = aggregator, adapter, entries
         self._calls: list[PushCall] = []  #: read from the entries when they are needed, once
         self._in_place = False
-        self._lent: list[Lent] | None = None  #: if all pushes are plain
+        self._taken: list[Taken] | None = None  #: if the engine has taken all of them
         self._tickets: list[Ticket] = []  #: else
         self._clients: list[Any] = []  # after the decision
         self.receipts: list[Receipt] = []
@@ -140,15 +138,15 @@ class StepBatch:
     def take_in(self, *, in_place: bool) -> None:
         """Take in all vectors."""
         aggregator, entries, self._in_place = self._aggregator, self._entries, in_place
-        lent = (aggregator.admission.lend(entries) if in_place else None) or [None] * len(entries)
-        if entries and all(lent):
-            self._lent = cast(list[Lent], lent)
+        pushes: Any = aggregator.admission.take_all(entries, in_place) or [None] * len(entries)
+        if entries and all(pushes):
+            self._taken = pushes
             return
         self._calls = self._calls or _calls(entries, self._adapter.kind)
         lend = partial(self._adapter.in_place, dtype=aggregator.slot_dtype) if in_place else None
         self._tickets = [
             Ticket(call, memory=NO_MEMORY) if plain is None else self._ticket_of(plain)
-            for call, plain in zip(self._calls, lent, strict=True)
+            for call, plain in zip(self._calls, pushes, strict=True)
         ]
         for ticket in self._tickets:
             if ticket.pushed is not None:
@@ -182,11 +180,11 @@ class StepBatch:
         """Return a draft that has the decisions about all pushes; an error changes nothing. May be repeated."""
         admission = self._aggregator.admission
         draft = admission.draft()
-        receipts: list[Receipt] | None = None if self._lent is None else draft.join_all(self._lent)
+        receipts: list[Receipt] | None = None if self._taken is None else draft.join_all(self._taken)
         if receipts is None:
-            if self._lent is not None:
+            if self._taken is not None:
                 draft = admission.draft()
-                self._tickets, self._lent = [self._ticket_of(plain) for plain in self._lent], None
+                self._tickets, self._taken = [self._ticket_of(plain) for plain in self._taken], None
             receipts = []
             for ticket in self._tickets:  # no closure: an error that is kept keeps closures
                 receipts.append(self._decided(draft, ticket))
@@ -195,14 +193,12 @@ class StepBatch:
         self.held_back = sum([receipt.join is not None for receipt in receipts]) if completes else 0
         return draft
 
-    def _ticket_of(self, plain: Lent) -> Ticket:
-        """Return the ticket of a plain push."""
-        pushed, task_id = plain
-        client_id, pulled, *_ = pushed
-        task = None if task_id is None else self._aggregator.admission.opened(task_id)
-        memory = self._adapter.names or NAME_OF_VECTOR, [*cast(ops.Parts, pushed[5]).arrays]
-        facts = NO_TASK._replace(client_id=client_id) if task is None and task_id is not None else pushed
-        return Ticket(pushed=facts, task=task, client_id=client_id, pulled=pulled, memory=memory)
+    def _ticket_of(self, plain: Taken) -> Ticket:
+        """Return the ticket of a push that the engine has taken."""
+        ticket = ticket_of(self._aggregator.admission, plain)
+        if isinstance(ticket.slot, ops.Parts):
+            ticket.memory = self._adapter.names or NAME_OF_VECTOR, [*ticket.slot.arrays]
+        return ticket
 
     def _decided(self, draft: Admission, ticket: Ticket) -> Receipt:
         """Decide about a push in the draft; return its receipt."""
@@ -235,12 +231,12 @@ class StepBatch:
 
     def sweep(self, decided: Round | None) -> None:
         """Make the sweep of the round, if there is one that reads callers' arrays; an error changes nothing."""
-        lent, tickets = self._lent, self._tickets
-        arrivals = len(lent or ()) + sum([not isinstance(ticket.pushed, NoArrival) for ticket in tickets])
+        pushes, tickets = self._taken, self._tickets
+        arrivals = len(pushes or ()) + sum([not isinstance(ticket.pushed, NoArrival) for ticket in tickets])
         if not self._in_place or not arrivals:
             return
         aggregator = self._aggregator
-        if decided is None or sum(isinstance(slot, ops.Parts) for slot in decided.plan.slots) < arrivals:
+        if decided is None or [*map(type, decided.plan.slots)].count(ops.Parts) < arrivals:
             raise AffluxError("[step] a vector is not read")
         if aggregator.storage is not None:
             aggregator.storage.prepare_sweep(decided)
@@ -252,17 +248,17 @@ class StepBatch:
         """Make the decisions of the draft those of the server."""
         self.is_decided = True
         self._aggregator.admission.adopt(draft)
-        lent, tickets = self._lent, self._tickets
-        self._clients = [pushed[0] for pushed, _ in lent] if lent else [ticket.client_id for ticket in tickets]
+        pushes, tickets = self._taken, self._tickets
+        self._clients = [pushed[0] for pushed, _ in pushes] if pushes else [ticket.client_id for ticket in tickets]
         self.forget()  # on_step may take long
 
     def forget(self) -> None:
         """Release the vectors."""
-        self._entries, self._calls, self._lent, self._tickets = [], [], None, []
+        self._entries, self._calls, self._taken, self._tickets = [], [], None, []
 
     def release(self) -> None:
         """Release slots, versions and vectors, and warn about work that was dropped."""
-        self._lent, self._tickets = None, []
+        self._taken, self._tickets = None, []
         for client_id, receipt in zip(self._clients, self.receipts, strict=False):
             if receipt.status != "joined":
                 self._aggregator.drop_watch.see(receipt.status, client_id, receipt.reason)

@@ -1,10 +1,10 @@
 """The newest version for callers: the server's own memory, or a copy if a round may overwrite it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from msgspec.structs import replace
 
 from afflux._engine import uncopied
 from afflux.aggregation.plane import DataPlane
