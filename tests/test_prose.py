@@ -1,9 +1,14 @@
 """The pages use the words of the field (a list of phrases that they avoid, with what to write), and are short."""
 
+import ast
 import re
 
 import pytest
 
+import afflux.lab
+import afflux.sim
+import afflux.store
+from afflux import codecs, ops, rules
 from conftest import DOCS, ROOT
 
 #: A phrase as a pattern, without regard to case, and what to write instead.
@@ -60,6 +65,22 @@ def test_the_list_is_short_and_finds_its_phrases():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_has_none_of_the_phrases(page):
     assert found(page.read_text(encoding="utf-8")) == []
+
+
+def test_messages_and_docstrings_have_none_of_the_phrases():
+    """Strings of several words, help texts of commands included, and the docstrings of public names."""
+    texts, public = [], (afflux, rules, ops, codecs, afflux.store, afflux.sim, afflux.lab)
+    for file in (ROOT / "python/afflux").rglob("*.py"):
+        nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+        docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+        strings = [node for node in nodes if isinstance(node, ast.Constant) and node not in docstrings]
+        texts += [(f"{file}:{node.lineno}", node.value) for node in strings if isinstance(node.value, str)]
+    for name, value in [(name, getattr(module, name)) for module in public for name in module.__all__]:
+        members = vars(value).items() if isinstance(value, type) else ()
+        own = {name: value} | {f"{name}.{one}": member for one, member in members if not one.startswith("_")}
+        texts += [(at, one.__doc__ or "") for at, one in own.items() if callable(one) or isinstance(one, property)]
+    assert len(texts) > 5000
+    assert [(at, hits) for at, text in texts if (hits := found(text))] == []
 
 
 def test_pages_are_short():

@@ -162,7 +162,7 @@ def test_without_a_graph_steps_are_those_of_autograd(problem, device, monkeypatc
     monkeypatch.setattr(GraphedStep, "record", wrong)
     assert equal(trained(device, data), expected)
     assert capfd.readouterr().err.splitlines() == [
-        f"the clients' steps are made one kernel at a time, without a CUDA graph: {problem}"
+        f"the clients' steps run one kernel at a time, without a CUDA graph: {problem}"
     ]
     check_refused(f"step cannot be a CUDA graph: {problem}", trained, device, data, compile=True)
 

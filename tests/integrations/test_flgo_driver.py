@@ -61,7 +61,7 @@ def test_the_example_is_killed_and_goes_on_and_learns(tmp_path):
     assert rounds == [*range(1, len(rounds) + 1)]
     assert accuracies[0] < 0.3  # before the first round
     said, accuracies = run("--rule", "ca2fl", "--rounds", rounds[-1] + 10, "--folder", tmp_path)
-    (after,) = map(int, re.findall(r"Goes on after round (\d+) at time", said))
+    (after,) = map(int, re.findall(r"Continues after round (\d+) at time", said))
     assert after >= rounds[-1] - 1  # the round was announced when its step was stored
     again = [int(number) for number in re.findall(r"-Round (\d+)-", said)]
     assert again == [*range(after + 1, rounds[-1] + 11)]

@@ -118,7 +118,7 @@ def test_a_file_that_changes_during_a_grid(parallel, files, tmp_path, monkeypatc
         assert (done.exit_code, len(codes)) == (0, 4), done.output
     else:  # a process that is started later does not execute another text
         assert done.exit_code == 2, done.output
-        assert "tasks.py, or a module beside it, has changed since this program began: start it again" in done.stderr
+        assert "tasks.py, or a module next to it, has changed since this program began: start it again" in done.stderr
 
 
 @pytest.mark.parametrize(("name", "text"), [*soak(*CHANGES[0]), CHANGES[1], *soak(*CHANGES[2])])

@@ -23,7 +23,7 @@ from afflux.sim import ConfigError, DivergedError, classification, partitioned, 
 from afflux.sim.workload.config import SimConfig
 from conftest import check_error, check_refused
 
-RULES_AS_TEXT = r"a text such as 'fedbuff:buffer_size=10', or 'FILE\.py:FUNCTION'"
+RULES_AS_TEXT = r"a string such as 'fedbuff:buffer_size=10', or 'FILE\.py:FUNCTION'"
 TWO_ARRAYS = r"divide the examples by partitioned\(x, y, num_clients=\.\.\.\)"
 WRONG_TRAINING = r"training <lambda>\(.*\) must take \(model, data, rng\): "
 
@@ -163,14 +163,14 @@ def test_data_frames_are_divided_like_arrays():
         (lambda: simulation(lambda model, data, rng, more: (1.0, 1, 1)), WRONG_TRAINING),
         (lambda: simulation(clients=(own_tasks.X, own_tasks.Y)), TWO_ARRAYS),
         (lambda: simulation(clients=(np.asarray(own_tasks.X), np.asarray(own_tasks.Y))), TWO_ARRAYS),
-        (lambda: simulation(rules=3), "a rule is of type int, must be a text such as"),
-        (lambda: simulation(rules=None), "a rule is of type NoneType, must be a text such as"),
-        (lambda: simulation(rules=rules.fedbuff), "a rule is of type function, must be a text such as"),
+        (lambda: simulation(rules=3), "a rule is of type int, must be a string such as"),
+        (lambda: simulation(rules=None), "a rule is of type NoneType, must be a string such as"),
+        (lambda: simulation(rules=rules.fedbuff), "a rule is of type function, must be a string such as"),
         (lambda: simulation(rounds=1.5), "rounds is 1.5, must be a whole number"),
         (lambda: simulation(concurrency=True), "concurrency is True, must be a whole number"),
         (lambda: simulation(sgd("0.1")), "client_lr is '0.1', must be a number"),
         (lambda: simulation(stop_at_target=1), "stop_at_target is 1, must be True or False"),
-        (lambda: SimConfig(task=3), "task is 3, must be a text"),
+        (lambda: SimConfig(task=3), "task is 3, must be a string"),
         (lambda: simulation(delays=np.ones(12)), r"delays is array\(.*, must be a function"),
         (lambda: simulation(delays=lambda client, rng: 1.0).run(), "delays: the law is 1.0, must be a function "),
     ],

@@ -521,7 +521,7 @@ def law_that_raises_later(num_clients, rng):
         ({"training": raises}, "while client [0-9]+ trained"),
         ({"model": raises}, "while the model was made"),
         ({"clients": lambda client: raises(), "num_clients": 12}, "while client [0-9]+ trained"),
-        ({"delays": raises}, "while the law of delays was called"),
+        ({"delays": raises}, "while the function of delays was called"),
         ({"delays": law_that_raises_later}, "while the running time of client [0-9]+ was drawn"),
     ],
 )

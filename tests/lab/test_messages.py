@@ -126,7 +126,7 @@ def test_a_file_that_has_changed_since_its_parent_executed_it(tmp_path, monkeypa
     file = tmp_path / "rules.py"
     file.write_text("def mine():\n    pass\n")
     monkeypatch.setitem(rule_files.parents_digests, f"afflux rule file {file}", "0" * 64)
-    check_refused(r"rules.py, or a module beside it, has changed", rule_files.rule_function, f"{file}:mine")
+    check_refused(r"rules.py, or a module next to it, has changed", rule_files.rule_function, f"{file}:mine")
 
 
 def test_a_store_whose_files_cannot_be_written(tmp_path, monkeypatch):

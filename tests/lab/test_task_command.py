@@ -243,7 +243,7 @@ def test_a_module_beside_a_file_does_not_replace_another_one(tmp_path):
         result = invoke("run", "--rule", "fedasync", "--task", tmp_path / "tasks.py:own_task", "--arrivals", "5")
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
         assert f"tasks.py imports {module}, but gets " in result.stderr
-        assert "not the one beside it: rename that one" in result.stderr
+        assert "not the one next to it: rename that one" in result.stderr
     (tmp_path / "tasks.py").write_text("import absent_module\n")
     result = invoke("run", "--rule", "fedasync", "--task", tmp_path / "tasks.py:own_task", "--arrivals", "5")
     assert "tasks.py failed (tasks.py:1): ModuleNotFoundError: No module named 'absent_module'" in result.stderr
@@ -278,7 +278,7 @@ def test_values_of_an_earlier_module_with_the_same_name_are_refused(text, tmp_pa
             f"from {text}\nfrom afflux.rules import fedbuff\ndef mine():\n    return fedbuff(buffer_size=count)\n"
         )
     assert parse_rule(f"{tmp_path}/first/rules.py:mine").build().buffer_size == 3
-    check_refused("not the one beside it: rename that one", parse_rule, f"{tmp_path}/second/rules.py:mine")
+    check_refused("not the one next to it: rename that one", parse_rule, f"{tmp_path}/second/rules.py:mine")
     assert parse_rule(f"{tmp_path}/first/rules.py:mine").build().buffer_size == 3
 
 

@@ -190,7 +190,7 @@ def test_a_rollback_journal_is_not_played_back(path, tmp_path):
         connection.execute("ROLLBACK")
     (path / "index.sqlite-journal").write_bytes(journal)
     before = (path / "index.sqlite").read_bytes()
-    refused(path, "index.sqlite-journal is no file of a store")
+    refused(path, "index.sqlite-journal is not a file of a store")
     assert (path / "index.sqlite").read_bytes() == before
     assert victim.read_bytes() == b"precious"
 

@@ -370,7 +370,7 @@ def test_the_info_command(path):
     lines = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
     assert lines["store"] == str(path)
     assert lines["rule"].startswith("ca2fl")
-    assert lines["clients"] == "9 of 30 have a row"
+    assert lines["clients"] == "9 of 30 with a stored row"
     assert lines["rows"] == "float32: 32 bits an element, 280 kB a client"
     assert lines["version"] == "3 after 10 pushes, 1 arrivals wait"
     assert lines["durability"].startswith("process, commit_every 1: ")

@@ -97,9 +97,9 @@ class ServerOptions:
         slot_dtype: the type of buffered arrivals: `dtype` (default), or "bfloat16", which halves the buffer and the
             bytes that a step reads, and rounds each arrival to 8 bits of precision.
         duplicates: the effect of a client's second arrival in one buffer. "both": both count (default of rules that
-            cache no rows). "latest": the one from the newer version is kept, in the place of the first one, and the
+            cache no rows). "latest": the one from the newer version is kept instead of the first one, and the
             number of arrivals does not change (default of rules that cache rows, and of those that need each client
-            once, which refuse "both"). "reject": the first one is kept.
+            once, which reject "both"). "reject": the first one is kept.
         max_staleness: arrivals older than this are dropped and counted; None keeps all.
         faults: how `push` handles invalid arguments from a client: a vector of the wrong length, dtype or shape or with
             a non-finite value, a version that was never made, and so on. "raise": an AffluxError. "record": a receipt
@@ -118,17 +118,17 @@ class ServerOptions:
         flush_after: seconds. When the first arrival in the buffer has waited longer, the next `poll` takes a step with
             the waiting arrivals, as `flush` does. No other call does, and the server has no thread of its own: call
             `poll` from time to time. `Server.open` starts the time again. None: a buffer waits until it is full.
-        max_abs: a vector with an element of a larger magnitude, after the conversion, is refused like one with a NaN,
+        max_abs: a vector with an element of a larger magnitude, after the conversion, is rejected like one with a NaN,
             because one client could otherwise damage params and moments permanently. Default 1e15 if params are
             float32, 1e150 if they are float64; at most 1e30 or 1e300. If a rule's numbers could make vectors within the
             limit overflow within a million rounds, its first round raises an error; initial params beyond half of the
-            largest finite number are refused. A model's buffers have the same limit. The limit is rounded as elements
+            largest finite number are rejected. A model's buffers have the same limit. The limit is rounded as elements
             are (to `slot_dtype`), if that makes it larger.
         max_norm: a vector whose Euclidean norm, after the conversion and the rounding to `slot_dtype`, is larger is
-            refused; None: no limit.
+            rejected; None: no limit.
         clip_norms: k: the weight of a vector with a norm beyond k times the median is multiplied by k * median / norm,
             so that one update of a large norm cannot dominate a round, nor the second moments of an adaptive rule. The
-            median is that of the positive norms of the last 64 arrivals that entered rounds and of this buffer,
+            median is taken over the positive norms of the last 64 arrivals that entered rounds and of this buffer,
             clipped or not; of the buffer alone while there are fewer than 8. With fewer than 3 in the buffer, too, no
             weight is clipped. So norms may grow and shrink, and fewer than half of the arrivals cannot move the
             median. `Report.clips` has the factors. 10 clips only vectors that are exceptional. For updates and
@@ -313,7 +313,7 @@ class ServerOptions:
         if store and self.max_versions == 2 and self.commit_every != 1:
             raise AffluxError(
                 f"[Server] max_versions is 2, must be at least 3: with commit_every={self.commit_every} a store holds "
-                "the last commit's version beside the newest one and the next"
+                "the last commit's version, the newest one and the next"
             )
         if not store and (self.durability is not None or self.commit_every != 1):
             option = "commit_every" if self.durability is None else "durability"

@@ -33,8 +33,8 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 class Pulled(Struct, frozen=True, eq=False):
     """One version of the model. The arrays are read-only and never change, however long a caller keeps them.
 
-    NumPy refuses to write to them, but torch and CuPy do not: torch.from_numpy(params), and the tensor of a server on a
-    GPU, share the server's own memory. Train in a copy: pull(out=...), Layout.load or torch.tensor(params).
+    NumPy raises an error if they are written, but torch and CuPy do not: torch.from_numpy(params), and the tensor of a
+    server on a GPU, share the server's own memory. Train in a copy: pull(out=...), Layout.load or torch.tensor(params).
     """
 
     params: Params  #: (d,)
@@ -80,7 +80,7 @@ class Report(Struct, frozen=True, eq=False):
             Plain floats. All reports of a server have the same keys::
 
             version               the server's version after the step
-            stepped               1.0; 0.0 if no step was made, so that the version stays
+            stepped               1.0; 0.0 if the server took no step, so that the version stays
             arrivals              M
             rejected              how many of these the rule rejected
             clipped               how many of these clip_norms has scaled down
@@ -167,7 +167,7 @@ class Receipt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A push that was refused because an argument from the client is invalid. The vector itself is not kept."""
+    """A push that was rejected because an argument from the client is invalid. The vector itself is not kept."""
 
     client_id: ClientId | None  #: None: the argument is not an id
     version: int | None  #: the version of the push; None: the argument is not a number

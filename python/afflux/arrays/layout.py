@@ -240,7 +240,7 @@ class Layout:
         """Copy the parameters into one flat vector (size,): `out`, or a new one of `dtype`, float32 or float64.
 
         A new vector is NumPy's, on whatever device the tree is. `out` may be on a GPU, if all arrays of the tree are on
-        the same GPU. A value beyond the range of float32 becomes infinite, and a server refuses it.
+        the same GPU. A value beyond the range of float32 becomes infinite, and a server rejects it.
 
         Raises:
             AffluxError: as `parts`; or `out` or `dtype` is wrong. Nothing is written.
@@ -320,7 +320,7 @@ class Layout:
 
         Raises:
             AffluxError: missing or unknown names, other shapes, arrays that cannot be written (read-only, JAX's),
-                integers in the place of floats, a value that an integer cannot hold, two arrays that share memory and
+                integers instead of floats, a value that an integer cannot hold, two arrays that share memory and
                 are not tied in the layout; nothing is written.
 
         Cost: one copy. Contiguous arrays of NumPy, and of torch from 2.10 on, are checked and written by one call of
@@ -431,7 +431,7 @@ class Layout:
             nesting, partial = trees.from_json(data["nesting"]), data["partial"]
             fields, buffers, copied, apart, aliases = places.from_json(data, trees.names(nesting))
             if type(partial) is not bool:
-                raise ValueError("partial is no bool")
+                raise ValueError("partial is not a bool")
         except Exception as error:  # the data may be anything
             raise AffluxError(f"[layout] the data describes no layout: {brief(error)}") from None
         constants, local = (tuple(field for field in apart if field.role == role) for role in ("constant", "local"))

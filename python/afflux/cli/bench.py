@@ -20,7 +20,7 @@ from afflux import __version__, ops
 from afflux.cli.common import Parser, add_command, positive_integer
 from afflux.ops import codecs
 
-HELP = """Time the engine's operations beside NumPy and torch, in one table, in some seconds.
+HELP = """Time the engine's operations, NumPy's and torch's, in one table, in some seconds.
 
 The bytes are those of the definition: each input is read once, each output is
 written once. The share is relative to the speed at which this machine copies

@@ -10,7 +10,7 @@ from afflux.ops.units import in_bytes
 
 HELP = """Estimate the memory and disk use of a server, part by part. Nothing is run or written.
 
-The memory is that of a server after a push of every client. With --store,
+The memory is for a server after a push of every client. With --store,
 params, rows and the rule's vectors are in files; the operating system caches
 them in memory as long as there is room.
 

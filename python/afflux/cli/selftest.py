@@ -28,7 +28,7 @@ HELP = """Test this installation in under a minute, and print a report, which ca
 
 The digests of all operations and rules on each instruction set; the choice of
 the instruction set, against /proc/cpuinfo; a store; a server on a store, whose
-process is killed three times amid 200 pushes; the speed beside a copy. The exit
+process is killed three times amid 200 pushes; the speed next to a copy. The exit
 code is 1 if a test fails. No other package is needed than those of the core.
 
 Examples:

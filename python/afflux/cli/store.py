@@ -221,7 +221,7 @@ def _lines(facts: Info, whole: bool) -> Iterator[tuple[str, str]]:
     yield "version", f"{facts.version:,} after {facts.joins:,} pushes{waiting}"
     yield "pushes", _counts(facts.counts)
     if facts.codec is not None:
-        yield "clients", f"{facts.clients:,} of {facts.num_clients:,} have a row"
+        yield "clients", f"{facts.clients:,} of {facts.num_clients:,} with a stored row"
         yield "rows", f"{facts.codec}: {facts.bits} bits an element, {in_bytes(facts.bytes_per_client)} a client"
     parts = (f"{name} {in_bytes(size)}" for name, size in facts.disk_bytes.items())
     yield "on disk", f"{in_bytes(sum(facts.disk_bytes.values()))}: {', '.join(parts)}"

@@ -255,7 +255,7 @@ class TrainingRun:
         if count is not None:
             arguments["num_examples"] = count
         elif self._needs_examples:
-            raise ValueError("the reply lacks its number of examples, which the rule weighs by")
+            raise ValueError("the reply lacks its number of examples, which sets its weight")
         number = 0.0 if count is None else finite_number(zero_dim(count))
         if type(count) is not int and (number is None or number < 0):
             raise ValueError(f"its number of examples is {brief(count)}, must be a finite number of at least 0")

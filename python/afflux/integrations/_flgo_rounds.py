@@ -84,7 +84,7 @@ class StoredRounds(AsyncServer):
             client.set_learning_rate(self.learning_rate)
         for number in range(notes.begun + 1, version + 2):  # some steps may have been stored after the notes
             self.global_lr_scheduler(number)
-        logger.info(f"Goes on after round {version} at time {clock.current_time:g}")
+        logger.info(f"Continues after round {version} at time {clock.current_time:g}")
         return not (notes.round < version and logger.check_if_log(version, self.eval_interval))
 
 

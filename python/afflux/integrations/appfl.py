@@ -130,7 +130,7 @@ class AffluxAggregator(BaseAggregator):
         with self._lock, self.run.untimed():  # clients that wait for the lock are not late
             client = id_of(client_id)
             if client is None:
-                return self._of_no_use(client_id, "its id is no int in 64 bits and no str", self.server.pull())
+                return self._of_no_use(client_id, "its id is neither an int in 64 bits nor a str", self.server.pull())
             known, own = self._clients.of(client), last_of(local_model, kwargs)
             assigned = self.run.assignments.get(client)
             base = None if assigned is None else assigned.base

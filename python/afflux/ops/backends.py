@@ -64,7 +64,7 @@ def choose_isa(name: str) -> None:
 def policy() -> str:
     """Return the policy of sweeps on the CPU in this process.
 
-    An example is "prefetch=256,stream=16777216,stages=fused,rows=direct". The default is that of the processor's
+    An example is "prefetch=256,stream=16777216,stages=fused,rows=direct". The default depends on the processor's
     family; see `choose_policy`.
 
     Raises:

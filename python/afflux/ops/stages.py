@@ -84,7 +84,7 @@ class CachedDifference(_Cached, frozen=True, eq=False):
     """Stage 2 of CA2FL (Algorithm 1): v += sum/num_clients + sum_i weights[i] * (updates[i] - rows[i]).
 
     With a factor (FedStale) sum and rows[i] are multiplied by it in v, and nowhere else. Replaces the weighted sum of
-    stage 1; rows[i] stands for the decoded row. For each i with a new row: new_rows[i] = updates[i] encoded, sum +=
+    stage 1; rows[i] is the decoded row. For each i with a new row: new_rows[i] = updates[i] encoded, sum +=
     new_rows[i] - rows[i], both decoded. `sum` is the float64 sum of all clients' rows, kept exact to rounding; `sum`
     (or `sum_out`) and `new_rows` are overwritten.
     """
@@ -122,7 +122,7 @@ class Step(Struct, frozen=True):
 
 
 class Pass(Struct, frozen=True, eq=False):
-    """One server round as data. `out` may be `params` itself; other overlaps with written memory are refused."""
+    """One server round as data. `out` may be `params` itself; other overlaps with written memory are rejected."""
 
     params: Array  #: (d,) float32 or float64, read
     out: Array  #: (d,) of the same type, overwritten

@@ -163,7 +163,7 @@ def _refuse_other_modules(path: Path) -> None:
         origin = getattr(sys.modules.get(name), "__file__", None)
         places = [place.resolve() for place in beside]  # which may be links, as the origin
         if origin is not None and Path(origin).resolve() not in places:
-            raise ConfigError(f"{file} imports {name}, but gets {origin}, not the one beside it: rename that one")
+            raise ConfigError(f"{file} imports {name}, but gets {origin}, not the one next to it: rename that one")
 
 
 def _imported(file: Path) -> set[str]:
@@ -214,7 +214,7 @@ def _executed(path: Path, kind: str, key: str) -> ModuleType:
         sys.modules[key] = module  # dataclasses look up their module there
         digest = _text_digest(path)  # before the file is executed: a change meanwhile is then noticed
         if parents_digests.get(key, digest) != digest:
-            raise ConfigError(f"{path}, or a module beside it, has changed since this program began: start it again")
+            raise ConfigError(f"{path}, or a module next to it, has changed since this program began: start it again")
         vars(module)[DIGEST] = digest
         with imports_beside(str(path)):
             spec.loader.exec_module(module)

@@ -138,7 +138,7 @@ class Arrivals(Struct, frozen=True, eq=False):
             None and the square is 0. `inner(rule_vector=name, own_weight=1.0)` gives the products with m.
 
         Raises:
-            AffluxError: the rule's needs do not have `inner`, the round is already decided, or ops.inner refuses an
+            AffluxError: the rule's needs do not have `inner`, the round is already decided, or ops.inner rejects an
                 argument.
 
         Cost: one sweep over the buffer, and over the rule vector if it is used.
@@ -181,14 +181,14 @@ class Needs:
         gram: all inner products; one more sweep over the buffer.
         inner: Arrivals.inner; a sweep over the buffer for each call.
         norms: Arrivals.norms; a step then copies its vectors.
-        examples: Arrivals.num_examples: adapters then refuse replies without the number.
-        facts: Arrivals.facts of these names: `push` refuses an arrival that lacks one of them.
+        examples: Arrivals.num_examples: adapters then reject replies without the number.
+        facts: Arrivals.facts of these names: `push` rejects an arrival that lacks one of them.
         rule_vectors: names of the R vectors (d,) that the server holds for the part; they start at zero, except those
             in `handed_in`.
         handed_in: the rule vectors that the user sets, with Server.set_rule_vector.
         scalars: names of the rule's own numbers, and their first values.
         passes: gradient scheduling: a client enters once per pass over all N clients, later arrivals are rejected.
-        once: a client is in a buffer once: a server refuses duplicates="both", and its default is "latest". Robust
+        once: a client is in a buffer once: a server rejects duplicates="both", and its default is "latest". Robust
             rules need it: fast hostile clients would otherwise fill buffers.
         trim: Weights.trim may be greater than 0. Not with cached rows, clip_norms or accumulate=True.
     """
@@ -225,7 +225,7 @@ class Weights(Struct, frozen=True, eq=False):
         scalars: the rule's own numbers after this round; None: unchanged.
         rejected: by index of an arrival, the reason why its weight is 0.
         cosines: (M,) float64, for the report.
-        skip: no step is made: the buffer is emptied, version and rule vectors do not change.
+        skip: the server takes no step: the buffer is emptied, version and rule vectors do not change.
         trim: from 0 to 0.5, with `Needs(trim=True)`: the vectors' part of the direction is sum_i vectors[i] times their
             weighted trimmed mean, element by element: this share of the weights is cut at both ends, and 0.5 gives the
             mean of lower and upper median. No weight may then be negative. `next` reads untrimmed vectors.
@@ -375,7 +375,7 @@ class Rule:
         Returns:
             The fields by name. A part is {"part": its registered name, ...its fields}, a codec its name, None is
             "none" and inf "inf". A part that is not registered is only its class's name, {"own": name}, which
-            `from_config` refuses.
+            `from_config` rejects.
 
         Raises:
             AffluxError: parts are nested more than 32 levels deep, or a part of your own has the text "none" or "inf"

@@ -125,7 +125,7 @@ def _with_dialect(options: Mapping[str, object]) -> dict[str, object]:
     for option in _parameters(DIALECTS[name]):
         if option in preset_options:
             if option in content:
-                raise AffluxError(f"[make] {option} is given twice: inside dialect and beside it")
+                raise AffluxError(f"[make] {option} is given twice: inside dialect and outside")
             content[option] = preset_options.pop(option)
     return preset_options | {"dialect": content}
 

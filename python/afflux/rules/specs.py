@@ -225,7 +225,7 @@ def literal_choices(annotation: Any) -> list[Any]:
 def _law(text: str) -> StalenessLaw:
     name, bracket, listed = text.partition("(")
     laws = registered_parts("staleness")
-    known("staleness law", name, laws)
+    known("staleness function", name, laws)
     if bracket and not listed.endswith(")"):
         raise ValueError(f"{text!r} has no closing bracket")
     numbers = listed.removesuffix(")")

@@ -77,7 +77,7 @@ def plan(
         options: as for `Server`.
         store: whether the server has a store.
         gpu: whether params are on a GPU.
-        fields: fields of `ServerOptions`, in the place of those in `options`.
+        fields: fields of `ServerOptions`, instead of those in `options`.
 
     Raises:
         AffluxError: as `Server`.

@@ -24,7 +24,7 @@ def replay(
     rule: Callable[[Replaced], Rule] | None = None,
     params: Callable[[NewParams], ops.Array | Tree] | None = None,
 ) -> Server:
-    """Repeat the decisions of `log` on `server`, one after the other. The same joins give the same bits.
+    """Repeat the decisions of `log` on `server`, one after the other. The same joins give the same result bit for bit.
 
     Args:
         log: `server.log` of a server that was made with log=True.

@@ -55,8 +55,8 @@ class Server:
         first_version: the number of the first version, for callers that count on; at most 2**52, which leaves as many
             numbers for later versions.
         plane: where the server's vectors are, if not in one piece on the device of params: a new
-            `afflux.aggregation.sharded_plane.ShardedPlane`. Results have the same bits; what callers get are copies.
-        fields: fields of `ServerOptions`, in the place of those in `options`: `Server(rule, params, log=True)`.
+            `afflux.aggregation.sharded_plane.ShardedPlane`. Results are bit-identical; what callers get are copies.
+        fields: fields of `ServerOptions`, instead of those in `options`: `Server(rule, params, log=True)`.
 
     Raises:
         AffluxError: an argument is wrong, or cannot be combined with another one or with the rule; nothing was written.
@@ -295,7 +295,7 @@ class Server:
                 whose arrays are copied into one slot.
             gradient: in the same forms; it points in the direction of ascent.
             model: in the same forms, the client's own params; a torch module or its state_dict, for example.
-            num_examples: the client's number of training examples; with 0 the push is no arrival, and its receipt
+            num_examples: the client's number of training examples; with 0 the push is not an arrival, and its receipt
                 `empty`.
             loss: its mean training loss, a finite number; None: unknown.
             facts: further numbers of the client, finite, by the names that the rule needs or `Server(facts=...)` lists;
@@ -600,7 +600,7 @@ class Server:
 
         Raises:
             AffluxError: arrivals wait in the buffer; params have another length, shape or dtype, or a value that the
-                constructor refuses; max_versions versions are held. Nothing has changed.
+                constructor rejects; max_versions versions are held. Nothing has changed.
             StoreError: the commit has failed; the version exists.
 
         >>> import numpy as np
@@ -618,7 +618,7 @@ class Server:
 
     @clears_tracebacks
     def flush(self) -> Report | None:
-        """Make a step with the waiting arrivals, however few, and return its report; None if no arrivals wait."""
+        """Take a step with the waiting arrivals, however few, and return its report; None if no arrivals wait."""
         self._aggregator.enter("flush")
         return self._aggregator.flush()
 
@@ -712,9 +712,9 @@ class Server:
     def counts_since_round(self) -> dict[str, int]:
         """The number of pushes by status, as in `counts`, since the last round was decided.
 
-        It starts anew when a state is loaded or a store is opened. If 10 M of these arrivals have not filled the buffer
-        any further (`replaced`, `superseded`, `rejected`, `dropped`), one warning is logged (logger "afflux"), with
-        the numbers and the cause.
+        It starts again from zero when a state is loaded or a store is opened. If 10 M of these arrivals have not filled
+        the buffer any further (`replaced`, `superseded`, `rejected`, `dropped`), one warning is logged, with the
+        numbers and the cause (logger "afflux").
         """
         return self._aggregator.admission.counts_since_round
 
@@ -752,7 +752,7 @@ class Server:
     @property
     @clears_tracebacks
     def clients(self) -> set[ClientId]:
-        """The clients that have a row, or have entered in the current pass; empty for rules that keep none of these.
+        """The clients with a stored vector, or those that have entered in the current pass; empty for other rules.
 
         Waits for a step in progress.
         """
@@ -852,7 +852,7 @@ class Server:
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state, as {"meta": JSON-able facts, "arrays": {name: array}}.
 
-        A server with the same rule and options that loads it continues with the same bits. To save it in a file:
+        A server with the same rule and options that loads it continues bit for bit. To save it in a file:
         np.savez(file, meta=json.dumps(state["meta"]), **state["arrays"]).
         """
         self._aggregator.enter("state_dict")

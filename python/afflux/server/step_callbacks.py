@@ -38,7 +38,7 @@ class StepCalls:
                 try:
                     self._on_step(report)
                 except Exception:
-                    _LOGGER.exception("[on_step] raised for version %d; the step is made", report.version)
+                    _LOGGER.exception("[on_step] raised for version %d; the step was taken", report.version)
                 note_stored_frames()
         finally:
             if self._running is token:

@@ -132,7 +132,8 @@ def export(
         out: `.npy`: the rows, (n, d) float32 or float64; `.npz`: `rows`, and `clients`, (n,) int64, uint64 or text. If
             no such array holds all the ids (for example 7 and "7"), `clients_json` (n,) holds each id as JSON. An
             existing file is replaced after all data are written.
-        clients: the clients, in the order of the output; None: all that have a row, in the order of their first push.
+        clients: the clients, in the order of the output; None: all with a stored vector, in the order of their
+            first push.
 
     Raises:
         StoreError: there is no store, it is in use or has no rows, a client has no row or a damaged one, or `out`

@@ -249,7 +249,7 @@ def repair(
     Args:
         path: the store's folder.
         progress: as for `check`.
-        agreed: the result of `check`; the repair is refused if it would lose more than this.
+        agreed: the result of `check`; the repair raises an error if it would lose more than this.
 
     Raises:
         StoreError: there is no store, it is in use, anything but rows, their sum, arrivals and metadata is damaged, or

@@ -35,7 +35,7 @@ def reshard(path: "str | PathLike[str]", shards: int, progress: Callable[[int, i
     """Write a store again with this number of shards; 1: in one piece. Later bits do not change.
 
     The new folder is complete and on the disk before it takes the store's place. A process that ends before leaves the
-    store as it was, and beside it a folder `.NAME.reshard-*`, which can be removed.
+    store as it was, and next to it a folder `.NAME.reshard-*`, which can be removed.
 
     Args:
         path: the store's folder.
@@ -124,7 +124,7 @@ class _Copy:
         free = shutil.disk_usage(self._new).free
         if needed > free:
             raise StoreError(
-                f"[reshard] the new folder beside {store.path} needs {needed:,} bytes, and {free:,} are free on its "
+                f"[reshard] the new folder next to {store.path} needs {needed:,} bytes, and {free:,} are free on its "
                 "disk: free some, or move the store to a larger disk; it is unchanged"
             )
 

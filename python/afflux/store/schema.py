@@ -133,4 +133,4 @@ def refuse_rollback_journal(path: Path) -> None:
     """
     journal = path.with_name(f"{path.name}-journal")
     if journal.is_symlink() or journal.exists():
-        raise StoreError(f"[store] {journal} is no file of a store: {PLAIN}")
+        raise StoreError(f"[store] {journal} is not a file of a store: {PLAIN}")

@@ -73,14 +73,12 @@ PAIRED = (
 RULE = "The rule; options follow it after colons: mf_ca2fl:bits=2:server_lr=1."
 STORE = "New folder in which the server is kept, with all that --resume needs to continue an interrupted run."
 RESUME = (
-    "Continue an interrupted run in its run folder (give --out if the folder has moved), to the same bits. "
+    "Continue an interrupted run in its run folder (give --out if the folder has moved), bit for bit. "
     "A rule file is executed only if you name it again: --rule FILE.py:FUNCTION."
 )
 CHECKPOINT_EVERY = "With --store: seconds between two checkpoints; 0: after every event. Also on Ctrl-C and SIGTERM."
 
-SAVE_EVERY = (
-    "If not 0: save the model after each so many arrivals in models/ of the run folder, beside that of the end."
-)
+SAVE_EVERY = "If not 0: save the model after each so many arrivals in models/ of the run folder, and at the end."
 SaveEvery = Annotated[int, typer.Option(min=0, help=SAVE_EVERY, hidden=True)]
 GRID = (
     "NAME=VALUE,VALUE,...: a setting such as client_lr, an option of the rules that have it such as server_lr, or "
@@ -91,7 +89,7 @@ TRIALS = (
     "With --grid: so many random settings, the same for all rules. NAME=LOW..HIGH is a range: floats are drawn "
     "log-uniformly if LOW > 0, other numbers uniformly; of NAME=VALUE,... each value has the same chance."
 )
-WORKERS = "Processes of each run that train, with the same bits; ray: tasks of Ray."
+WORKERS = "Processes of each run that train; results are the same; ray: tasks of Ray."
 
 
 def _workers(value: str | int) -> Any:

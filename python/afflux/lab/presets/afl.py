@@ -18,7 +18,7 @@ def presets() -> Iterator[Preset]:
         about = f"logistic regression on mnist, {cohort} of {clients} workers, 1 class a worker"
         settings = sourced("Table 2", data="mnist", model="logreg") | _workers(clients, 0.1, 5, 64)
         settings |= sourced(f"{APPENDIX}: 150 rounds", arrivals=150 * cohort) | _evaluated("tenth", 10 * cohort)
-        note = "The whole table, beside the paper's numbers: python -m bench.papers run afl-table2."
+        note = "The whole table, with the paper's numbers: python -m bench.papers run afl-table2."
         facts = rule, settings, Sourced(cohort, WORKERS), Sourced(0.1, STEP), note
         yield Preset(name, PAPER, about, "mnist", "logreg", *facts)
     settings = sourced("Tables 1 and 2", task=task_of("cifar10", "afl-cnn")) | _workers(10, 0.1, 5, 500)

@@ -11,7 +11,7 @@ ROUNDS = 500
 _RULES = {
     "fedasync": Sourced(
         "fedasync:alpha=0.6:staleness=polynomial(0.5)",
-        f"{DECIDED}: FedAsync's own mixing, as the paper gives none beside eta = 1",
+        f"{DECIDED}: FedAsync's own mixing, as the paper gives none but eta = 1",
     ),
     "fedbuff": Sourced(
         "fedbuff:staleness=constant", "section 6: without differential privacy; no weights of staleness"

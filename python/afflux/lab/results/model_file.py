@@ -51,6 +51,6 @@ def load_model(path: Path, module: "nn.Module") -> None:
     for name in {**arrays, **saved}:
         shapes = [tuple(held[name].shape) if name in held else None for held in (saved, arrays)]
         if shapes[0] != shapes[1]:
-            raise ConfigError(f"{path}: {name} has shape {shapes[0]}, but that of the model is {shapes[1]}")
+            raise ConfigError(f"{path}: {name} has shape {shapes[0]}, but in the model it is {shapes[1]}")
     for name, tensor in arrays.items():
         tensor.copy_(saved[name])

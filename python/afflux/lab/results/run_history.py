@@ -55,7 +55,7 @@ class TrackedRun(NamedTuple):
     resumed_after: int = 0  #: number of arrivals after which the run was resumed; its later evaluations come again
 
 
-#: Called after each evaluation but that of the initial params, with the run and its numbers by name; may raise to stop.
+#: Called after each evaluation but the first one, with the run and its numbers by name; may raise to stop the run.
 OnEvaluation = Callable[[TrackedRun, dict[str, float]], None]
 
 

@@ -250,7 +250,7 @@ class RunResult(Evaluated):
                 raise ValueError("arrays that no client trains differ; make it as the run did, or run with out=")
             self.layout.load(model, self.params, self.buffers)
         except ValueError as error:
-            raise ConfigError(f"the model is not that of the run: {error}") from error
+            raise ConfigError(f"the model differs from the one of this run: {error}") from error
 
     @property
     def buffer_size(self) -> int | None:

@@ -55,7 +55,7 @@ Rules = str | Rule | RuleSpec | Sequence[str | Rule | RuleSpec]
 _LOGGER = logging.getLogger("afflux")
 #: Settings that are set by other arguments of `Simulation`.
 _GIVEN_OTHERWISE = ("task", "data", "data_dir", "model", "partition", "alpha", "classes", "num_clients")
-_TEXT = "a text such as 'fedbuff:buffer_size=10', or 'FILE.py:FUNCTION' for a rule of your own"
+_TEXT = "a string such as 'fedbuff:buffer_size=10', or 'FILE.py:FUNCTION' for a rule of your own"
 #: Names that parts of rules have for options of presets.
 _ATTRIBUTES = {"server_lr": ("lr",), "alpha": ("scale",), "staleness": ("law",)}
 
@@ -132,7 +132,8 @@ def checked_settings(config: SimConfig, names: Iterable[str], rules: list[RuleSp
 class Simulation:
     """Runs of some rules and seeds on one task; the command line's `afflux compare` as a library.
 
-    With one seed every rule sees the same clients, delays and batches. The same arguments give the same bits.
+    With one seed every rule sees the same clients, delays and batches. The same arguments give the same result
+    bit for bit.
     """
 
     def __init__(
@@ -311,19 +312,19 @@ class Simulation:
         Args:
             processes: number of runs at the same time, each in a separate process. The results are the same.
                 More than one need a task that can be pickled: functions and classes at the top of a module.
-            workers: processes of each run that train; 1: that of the run itself. The results are the same; more than
+            workers: processes of each run that train; 1: the process of the run. The results are the same; more than
                 one need a task that can be pickled. "ray": tasks of Ray, one for each CPU of the cluster.
-            out: a new folder for the results and audit logs, or that of the same call, perhaps with fewer rules or
-                seeds, whose finished runs are not made again; default: nothing is written. A change of the simulation's
-                functions is not noticed: it needs a new folder.
+            out: a new folder for the results and audit logs, or the folder of the same call, perhaps with fewer rules
+                or seeds, whose finished runs are not made again; default: nothing is written. A change of the
+                simulation's functions is not noticed: it needs a new folder.
             store: a new folder in which the server of a single run is kept, with all that the same call or `resume`
                 needs to continue the run after an interruption. Needs `out`.
             checkpoint_every: seconds between two checkpoints in the store; 0: after every event. Ctrl-C and SIGTERM
                 make one, too.
-            save_every: if not 0: the model is saved after each so many arrivals, beside that of the end.
+            save_every: if not 0: the model is saved after each so many arrivals, and at the end.
             watch: called with (index of the run, its progress); may raise an exception to stop.
-            on_evaluation: called with (`TrackedRun`, dict of numbers) in this process, after each evaluation but that
-                of the initial params: the number of arrivals, those of the evaluation, and the means of
+            on_evaluation: called with (`TrackedRun`, dict of numbers) in this process, after each evaluation but the
+                first one, of the initial params: the number of arrivals, those of the evaluation, and the means of
                 `Report.metrics` over the rounds since the previous one. May raise an exception to stop.
 
         Returns:

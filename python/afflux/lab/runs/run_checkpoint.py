@@ -202,7 +202,7 @@ class InterruptedRun:
             names = [self.header.rule, *(self.header.config.get(name, "") for name in ("task", "selection"))]
             files = " or ".join(str(name).partition(":")[0] for name in names if ".py" in str(name))
             raise ConfigError(
-                f"{self.path}: {files}, or a module beside it, is not the one with which the run began: undo the "
+                f"{self.path}: {files}, or a module next to it, is not the one with which the run began: undo the "
                 "change, or begin a new run"
             )
         refuse_other_setup(setup, self.path, self.header)

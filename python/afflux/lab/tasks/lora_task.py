@@ -38,7 +38,7 @@ class Source(NamedTuple):
 
     folder: str
     columns: tuple[str, ...]
-    """Those of the sentences, then that of the label."""
+    """Those of the sentences, then the one of the label."""
     labels: tuple[str, ...]
     """The texts of the labels; the first is class 0."""
 

@@ -57,8 +57,8 @@ def fltrust(*, buffer_size: int = 10, server_lr: Rate = 0.1) -> Rule:
     """Weight gradients by their cosines with a validation gradient, at its length: for clients that may be hostile.
 
     x -= server_lr * sum_i t_i (|v| / |g_i|) g_i / sum t, t_i = max(0, cos(g_i, v)) (Algorithm 2). v is a gradient of
-    the server's own data: call `server.set_rule_vector("validation", v)` every few versions. Without a positive t_i no
-    step is made. The authors' code was not seen; the paper takes updates of one synchronous round. State on the server:
-    v, 4 d bytes. Sweeps: two, the inner products and the step.
+    the server's own data: call `server.set_rule_vector("validation", v)` every few versions. Without a positive t_i the
+    server takes no step. The authors' code was not seen; the paper takes updates of one synchronous round. State on the
+    server: v, 4 d bytes. Sweeps: two, the inner products and the step.
     """
     return Rule("fltrust", "gradient", buffer_size, TrustScores(), NONE, Sgd(server_lr))

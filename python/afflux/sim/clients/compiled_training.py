@@ -246,7 +246,7 @@ class GraphedStep:
             raise ConfigError(f"the clients' step cannot be a CUDA graph: {problem}") from cause
         if problem:
             self._most = 0
-            note_once(f"the clients' steps are made one kernel at a time, without a CUDA graph: {problem}")
+            note_once(f"the clients' steps run one kernel at a time, without a CUDA graph: {problem}")
             return None
 
         def run(leaves: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -76,7 +76,7 @@ class Draws(NamedTuple):
     @classmethod
     def of(cls, law: DelayLaw, num_clients: int, seed: int, selection: UniformSelection, config: SimConfig) -> "Draws":
         """Return those of a run with these laws; of `config` the availability, the dropouts and the timeout count."""
-        with note_on_errors("while the law of delays was called"):
+        with note_on_errors("while the function of delays was called"):
             delay = law(num_clients, random_stream(seed, StreamPurpose.DELAY_CLIENTS))
         if not callable(delay):
             raise ConfigError(f"delays: the law is {brief(delay)}, must be a function (client, rng) -> running time")

@@ -91,8 +91,8 @@ _TYPES: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     int | str: ("a whole number, or steps such as 20:50@100", _number_or_text),
     float: ("a number", lambda value: value if type(value) is int else as_float(value)),
     bool: ("True or False", lambda value: bool(value) if type(value).__name__ in ("bool", "bool_") else None),
-    str: ("a text", as_text),
-    str | None: ("a text or a path", lambda value: as_text(fspath(value) if isinstance(value, PathLike) else value)),
+    str: ("a string", as_text),
+    str | None: ("a string or a path", lambda value: as_text(fspath(value) if isinstance(value, PathLike) else value)),
 }
 
 
@@ -209,8 +209,8 @@ class SimConfig:
     stop_at_target: bool = _setting(False, "Stop at the first evaluation that reaches the target.")
     delays: str = _setting(
         "fadas-large",
-        f"Law of the running times: {', '.join(DELAYS)}, with options as in fadas-large:gamma=0.5 "
-        "(docs/reference/data.md); task: that of a task of your own, which is the default if it has one.",
+        f"Distribution of the running times: {', '.join(DELAYS)}, with options as in fadas-large:gamma=0.5 "
+        "(docs/reference/data.md); task: the one of your own task, which is the default if it has one.",
     )
     partition: str = _setting("dirichlet", "Partition of the data:", *PARTITIONS)
     alpha: float = _setting(0.1, "Dirichlet's alpha: small means heterogeneous.")

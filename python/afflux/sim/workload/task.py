@@ -275,8 +275,8 @@ def partitioned(
         The clients, for `Simulation` and `Task`.
 
     Raises:
-        ConfigError: an unknown partition, another number of labels than examples, a value that is no number or not
-            finite, or labels that are no classes with a partition by class.
+        ConfigError: an unknown partition, another number of labels than examples, a value that is not a finite
+            number, or labels that are no classes with a partition by class.
     """
     known("partition", partition, PARTITIONS)
     x, y = as_arrays("partitioned", x, y)
