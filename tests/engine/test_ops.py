@@ -9,7 +9,6 @@ import oracle
 from afflux import ops
 from conftest import awkward, bits, check_error
 from order import SIZES
-from pairwise import pairwise
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -77,55 +76,6 @@ def test_gram_diagonal_is_ingests_sum_of_squares(isa, rng):
     assert ops.gram([vector, vector]).tolist() == [[squares, squares], [squares, squares]]
 
 
-@pairwise("size, arrivals, params_weight", SIZES, [0, 1, 3, 4, 5, 10], [0.0, -0.3])
-def test_apply(rng, size, arrivals, params_weight):
-    params, out = awkward(rng, size), np.full(size, np.nan, np.float32)
-    updates = [awkward(rng, size) for _ in range(arrivals)]
-    weights = rng.standard_normal(arrivals)
-    lr = 0.7
-    ops.apply(
-        ops.Pass(params, out, ops.Combine(updates, weights, params_weight), step=ops.Step("sgd", lr)), num_threads=2
-    )
-    v, terms = oracle.combine(params, updates, weights, params_weight)
-    expected = oracle.f64(params) + lr * v
-    bound = oracle.rounded_bound(expected, np.abs(params) + lr * terms, arrivals + 3)
-    assert np.all(np.abs(out - expected) <= bound)
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("in_place", [True, False])
-def test_apply_cached_difference(rng, size, in_place):
-    arrivals, clients, lr = 6, 9, 0.5
-    params, out = awkward(rng, size), np.full(size, np.nan, np.float32)
-    updates = [awkward(rng, size) for _ in range(arrivals)]
-    rows = [awkward(rng, size) if i % 3 else None for i in range(arrivals)]
-    old = [None if row is None else row.copy() for row in rows]
-    new = [row if in_place and row is not None else np.full(size, np.nan, np.float32) for row in rows]
-    new[4] = None  # accepted in the direction, but its row is kept
-    weights = np.array([0.5, 0.0, 0.25, 0.125, 1.0, -0.3])
-    cache = rng.standard_normal(size)
-    before = cache.copy()
-    stage = ops.CachedDifference(cache, clients, rows, new)
-    ops.apply(ops.Pass(params, out, ops.Combine(updates, weights), stage, ops.Step("sgd", lr)), num_threads=2)
-
-    v, terms = oracle.cached_difference(updates, weights, old, before, clients)
-    expected = oracle.f64(params) + lr * v
-    bound = oracle.rounded_bound(expected, np.abs(params) + lr * terms, 2 * arrivals + 4)
-    assert np.all(np.abs(out - expected) <= bound)
-
-    expected_sum, magnitude = before.copy(), np.abs(before)
-    for i, update in enumerate(updates):
-        if new[i] is None:
-            continue
-        assert bits(new[i]) == bits(update)
-        row = np.zeros(size) if old[i] is None else oracle.f64(old[i])
-        expected_sum = expected_sum + (oracle.f64(update) - row)
-        magnitude = magnitude + np.abs(update) + np.abs(row)
-    assert np.all(np.abs(cache - expected_sum) <= oracle.sum_bound(magnitude, 2 * arrivals))
-    if rows[4] is not None:
-        assert bits(rows[4]) == bits(old[4])
-
-
 def test_apply_in_place_equals_out_of_place(isa, rng):
     size = 70_000
     params = awkward(rng, size)
@@ -181,15 +131,6 @@ def test_a_rejected_nan_does_not_leak_even_when_its_row_is_replaced(isa, rng):
     assert bits(mixed) == bits(alone)
 
 
-def test_no_arrivals_with_a_cache(rng):
-    params, cache = awkward(rng, 3000), rng.standard_normal(3000)
-    out, before = np.empty_like(params), cache.copy()
-    ops.apply(ops.Pass(params, out, ops.Combine([], np.array([])), ops.CachedDifference(cache, 7, [], [])))
-    expected = oracle.f64(params) + before / 7
-    assert np.all(np.abs(out - expected) <= oracle.rounded_bound(expected, np.abs(params) + np.abs(before), 3))
-    assert bits(cache) == bits(before)
-
-
 @pytest.mark.parametrize("zeros", [[0.0, -0.0], [-0.0, 0.0]])
 def test_min_and_max_keep_the_first_of_equal_zeros(isa, zeros):
     """By lanes: elements 0 and 32 share one, so that the order within it decides."""
@@ -198,19 +139,6 @@ def test_min_and_max_keep_the_first_of_equal_zeros(isa, zeros):
     update[1:32] = zeros[0]
     facts = ops.ingest(update, np.empty_like(update))
     assert np.signbit([facts.min, facts.max]).tolist() == [np.signbit(zeros[0])] * 2
-
-
-def test_a_client_twice_reads_the_old_row_and_keeps_the_last(rng):
-    size = 4000
-    params, first, last, row = (awkward(rng, size) for _ in range(4))
-    cache, out, old = np.zeros(size), np.empty_like(params), row.copy()
-    stage = ops.CachedDifference(cache, 5, [row, row], [None, row])
-    ops.apply(ops.Pass(params, out, ops.Combine([first, last], np.array([0.5, 0.5])), stage))
-    v, terms = oracle.cached_difference([first, last], [0.5, 0.5], [old, old], np.zeros(size), 5)
-    expected = oracle.f64(params) + v
-    assert np.all(np.abs(out - expected) <= oracle.rounded_bound(expected, np.abs(params) + terms, 8))
-    assert bits(row) == bits(last)
-    assert bits(cache) == bits(oracle.f64(last) - oracle.f64(old))
 
 
 def test_codec_round_trip(rng):

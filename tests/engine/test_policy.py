@@ -35,12 +35,6 @@ def under(policy, run, *args, **kwargs):
     return run(*args, **kwargs)
 
 
-def a_round(rng, size, updates_type, arrivals):
-    given = Round(rng, size, "float32", updates_type, arrivals)
-    given.weights = np.resize([0.5, 0.0, -0.25, 1.5, 0.3, 1e-3], arrivals)
-    return given
-
-
 @pairwise(
     "isa, updates_type, cache, arrivals",
     ISAS,
@@ -52,7 +46,7 @@ def a_round(rng, size, updates_type, arrivals):
 def test_rounds_in_registers_have_the_bits_of_tiles(isa, rng, updates_type, cache, arrivals):
     """Every step, and sizes around what a pack, a tile and a piece hold."""
     for size, kind in product((1, 31, 32, 33, 1024 + 63, 5 * 4096 + 7), KINDS):
-        given = a_round(rng, size, updates_type, arrivals)
+        given = Round(rng, size, "float32", updates_type, arrivals)
         tiled = under(TILED, given.run, cache, kind, "none")
         for policy in POLICIES[:3]:
             fused = under(policy, given.run, cache, kind, "none")

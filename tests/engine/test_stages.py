@@ -8,6 +8,7 @@ import pytest
 import oracle
 from afflux import _engine, ops
 from conftest import ISAS, bits
+from order import SIZES
 from pairwise import pairwise
 from test_types import buffer, values
 
@@ -27,14 +28,14 @@ class Round:
         common = rng.random(size) < 0.2  # zeros in all vectors: what comes of them has a sign too
 
         def draw():
-            drawn = rng.standard_normal(size) * 2.0 ** rng.integers(-6, 6, size)
+            drawn = rng.standard_normal(size) * 2.0 ** rng.integers(-30, 30, size)
             return np.where(common | (rng.random(size) < 0.1), np.copysign(0.0, drawn), drawn)
 
         self.params_type, self.row_type = params_type, "float64" if updates_type == "float64" else "float32"
         self.params = draw().astype(params_type)
         self.updates = [buffer(updates_type, draw().astype(self.row_type)) for _ in range(arrivals)]
         self.plain = [values(update) for update in self.updates]
-        self.weights = np.array([0.5, 0.0, -0.25, 1.5, 0.3, 1e-3])[:arrivals]
+        self.weights = np.resize([0.5, 0.0, -0.25, 1.5, 0.3, 1e-3], arrivals)
         self.rows = [draw().astype(self.row_type) if i % 3 else None for i in range(arrivals)]
         self.replaced = [i not in (1, 4) for i in range(arrivals)]
         self.sum = draw()
@@ -91,6 +92,17 @@ def test_every_combination(isa, rng, params_type, updates_type, cache):
         for kind, lr in product(KINDS, (0.0, -0.0)):
             args = cache, kind, "none"
             assert same(given.run(*args, lr=lr), given.expected(*args, lr=lr)), (kind, lr, size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("arrivals", [0, 1, 3, 10])
+@pytest.mark.parametrize(
+    "types", [("float32", "float32"), ("float64", "float64"), ("float32", "float64")], ids="-".join
+)
+def test_sizes(rng, size, arrivals, types):
+    given = Round(rng, size, *types, arrivals)
+    for cache in CACHES:
+        assert same(given.run(cache, "sgd", "none"), given.expected(cache, "sgd", "none"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

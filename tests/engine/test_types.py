@@ -198,18 +198,6 @@ def test_gram_of_bfloat16_is_that_of_the_same_values(isa, rng, size):
     assert bits(ops.gram(vectors, num_threads=2)) == bits(ops.gram([values(v) for v in vectors]))
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(("params_type", "updates_type"), [("float64", "float64"), ("float32", "float64")])
-def test_apply(rng, size, params_type, updates_type):
-    params, out = rng.standard_normal(size).astype(params_type), np.full(size, np.nan, params_type)
-    updates = [rng.standard_normal(size).astype(updates_type) for _ in range(5)]
-    weights, lr = rng.standard_normal(5), 0.7
-    ops.apply(ops.Pass(params, out, ops.Combine(updates, weights, -0.3), step=ops.Step("sgd", lr)), num_threads=2)
-    v, terms = oracle.combine(params, updates, weights, -0.3)
-    expected = oracle.f64(params) + lr * v
-    assert np.all(np.abs(out - expected) <= oracle.rounded_bound(expected, np.abs(params) + lr * terms, 8, out.dtype))
-
-
 @pairwise("isa, params_type, size", ISAS, ["float32", "float64"], [1, 33, 1025, 4097, 70_001], indirect=["isa"])
 def test_the_same_values_in_other_types_give_the_same_bits(isa, rng, params_type, size):
     """Updates in bfloat16, float32 and float64, with and without cached rows, few and many of them."""
@@ -234,19 +222,6 @@ def test_the_same_values_in_other_types_give_the_same_bits(isa, rng, params_type
             for i, row in enumerate(new):
                 assert row is None or bits(row) == bits(values(brain[i]).astype(row_type))
         assert results[0] == results[1] == results[2]
-
-
-def test_float64_rows_keep_every_bit(rng):
-    size = 5000
-    params, update, old = (rng.standard_normal(size) for _ in range(3))
-    out, cache, row = np.empty(size), rng.standard_normal(size), old.copy()
-    before = cache.copy()
-    ops.apply(ops.Pass(params, out, ops.Combine([update], np.ones(1)), ops.CachedDifference(cache, 4, [row], [row])))
-    assert bits(row) == bits(update)
-    assert bits(cache) == bits(before + (update - old))
-    v, terms = oracle.cached_difference([update], [1.0], [old], before, 4)
-    bound = oracle.rounded_bound(params + v, np.abs(params) + terms, 6, np.float64)
-    assert np.all(np.abs(out - (params + v)) <= bound)
 
 
 def test_codec_float64(rng):

@@ -29,6 +29,12 @@ def run_of(rule=None, num_clients=4, key=None, clock=None, **settings):
     return run
 
 
+def replied(run, address, read=trained):
+    """The receipt of the reply to a task that the client gets now."""
+    run.sent("reply", run.assign(address), address)
+    return run.receive("reply", read)
+
+
 def one_round(run, addresses, **facts):
     for address in addresses:
         run.sent(str(address), run.assign(address), address)

@@ -11,7 +11,7 @@ from afflux.integrations._core import Trained, TrainingRun
 from afflux.integrations._settings import RunSettings
 from afflux.rules import fedasync, fedbuff, gsgm
 from conftest import check_error
-from core_runs import MODEL, Clock, OutOfMemory, run_of, trained
+from core_runs import MODEL, Clock, OutOfMemory, replied, run_of, trained
 
 
 @pytest.mark.parametrize("delta", [False, True])
@@ -64,8 +64,7 @@ def test_a_task_that_cannot_be_sent_is_closed():
 def test_a_client_without_examples_rests():
     run = run_of()
     run.clients.are([1, 2])
-    run.sent("a", run.assign(1), 1)
-    assert run.receive("a", partial(trained, num_examples=0)).status == "empty"
+    assert replied(run, 1, partial(trained, num_examples=0)).status == "empty"
     assert run.choose() == [2]
 
 
@@ -81,8 +80,7 @@ def test_a_client_that_fails_rests_for_longer_each_time():
         clock.now += 0.2
         assert sorted(run.choose()) == [1, 2]
         run.clients.require_some_of_use()  # 2 has not failed
-    run.sent("a", run.assign(1), 1)
-    assert run.receive("a", trained).status == "joined"
+    assert replied(run, 1).status == "joined"
     run.sent("a", run.assign(1), 1)
     run.fail("a")
     clock.now += 1.1
@@ -119,8 +117,7 @@ def test_more_than_64_clients_at_the_same_time_lose_no_version():
     run = run_of(fedasync(), num_clients=100)
     for client in range(100):
         run.sent(str(client), run.assign(client), client)
-        run.sent("next", run.assign("other"), "other")
-        assert run.receive("next", trained).status == "joined"
+        assert replied(run, "other").status == "joined"
     assert run.server.versions_held >= 100
     statuses = {run.receive(str(client), trained).status for client in range(100)}
     assert statuses == {"joined"}

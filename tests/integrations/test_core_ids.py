@@ -6,7 +6,7 @@ from afflux import Server
 from afflux.integrations._core import Trained
 from afflux.rules import afa_cs, ca2fl, fedasync, gsgm, mf_ca2fl
 from conftest import check_error
-from core_runs import one_round, run_of, trained
+from core_runs import one_round, replied, run_of, trained
 
 ROWS = [lambda: ca2fl(buffer_size=2), lambda: mf_ca2fl(buffer_size=2), lambda: afa_cs(buffer_size=2)]
 
@@ -76,10 +76,8 @@ def test_replies_say_their_clients():
 def test_a_faulty_reply_takes_no_id():
     run = run_of(key="said")
     run.clients.are([1, 2])
-    run.sent("a", run.assign(1), 1)
-    assert run.receive("a", lambda: Trained({}, client="victim")).status == "faulty"
-    run.sent("b", run.assign(2), 2)
-    assert run.receive("b", lambda: trained(client="victim")).status == "joined"
+    assert replied(run, 1, lambda: Trained({}, client="victim")).status == "faulty"
+    assert replied(run, 2, lambda: trained(client="victim")).status == "joined"
 
 
 def test_ids_of_clients_that_have_gone_are_forgotten():
@@ -93,8 +91,7 @@ def test_ids_of_clients_that_have_gone_are_forgotten():
 def test_a_reply_that_says_its_client_is_converted_from_the_version_of_its_task():
     run = run_of(fedasync(alpha=0.5), key="said")
     run.sent("a", run.assign(1), 1)
-    run.sent("b", run.assign(2), 2)
-    run.receive("b", lambda: trained(2.0, client="bob"))
+    replied(run, 2, lambda: trained(2.0, client="bob"))
     receipt = run.receive("a", lambda: trained(2.0, client="ann"))
     assert receipt.staleness == 1
     assert run.server.tasks == ()

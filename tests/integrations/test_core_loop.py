@@ -10,7 +10,7 @@ from afflux.integrations._loop import Loop
 from afflux.integrations._versions import OncePerVersion
 from afflux.rules import ca2fl, fedasync, fedbuff
 from conftest import check_error
-from core_runs import MODEL, Clock, Echo, looped, run_of, trained
+from core_runs import MODEL, Clock, Echo, looped, replied, run_of, trained
 from pairwise import soak
 
 
@@ -145,8 +145,7 @@ def test_updates_that_are_all_0_are_said_once(rule, caplog):
         for _ in range(2):
             for client in (1, 2):
                 model = run.server.pull().params[0] + value  # the newest model's elements are equal
-                run.sent("a", run.assign(client))
-                assert run.receive("a", lambda model=model: trained(model)).status == "joined"
+                assert replied(run, client, lambda model=model: trained(model)).status == "joined"
         lines = [line for line in caplog.messages if "exactly 0" in line]
         assert (
             lines == ["All updates of step 1 are exactly 0: its clients replied with the models that they got"] * said

@@ -2,7 +2,7 @@
 
 from afflux.integrations._reading import bounded
 from afflux.rules import fedbuff
-from core_runs import run_of, trained
+from core_runs import replied, run_of, trained
 
 
 def test_metrics_are_bounded():
@@ -19,13 +19,11 @@ def test_metrics_are_bounded():
 
 def test_metrics_of_arrivals_that_wait_are_stored(tmp_path):
     run = run_of(fedbuff(buffer_size=2), store=tmp_path / "store")
-    run.sent("a", run.assign(1))
-    run.receive("a", lambda: trained(metrics={"accuracy": 0.25}))
+    replied(run, 1, lambda: trained(metrics={"accuracy": 0.25}))
     run.close({})
     again = run_of(fedbuff(buffer_size=2), store=tmp_path / "store")
     again.resume(dict)
-    again.sent("b", again.assign(2))
-    assert again.receive("b", lambda: trained(metrics={"accuracy": 0.75})).report.version == 1
+    assert replied(again, 2, lambda: trained(metrics={"accuracy": 0.75})).report.version == 1
     assert again.take_metrics() == [{"accuracy": 0.25}, {"accuracy": 0.75}]
     again.close()
 
@@ -33,8 +31,7 @@ def test_metrics_of_arrivals_that_wait_are_stored(tmp_path):
 def test_metrics_of_a_replaced_arrival_are_replaced():
     run = run_of(fedbuff(buffer_size=2), server_options={"duplicates": "latest"})
     for client, loss in ((1, 0.0), (1, 1.0), (1, 2.0), (2, 3.0)):
-        run.sent("a", run.assign(client))
-        run.receive("a", lambda loss=loss: trained(metrics={"loss": loss}))
+        replied(run, client, lambda loss=loss: trained(metrics={"loss": loss}))
     assert run.server.version == 1
     assert run.take_metrics() == [{"loss": 2.0}, {"loss": 3.0}]
     assert run.take_metrics() == []

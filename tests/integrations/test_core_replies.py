@@ -18,7 +18,7 @@ from afflux.rules import ca2fl, fedavg, fedbuff, gsgm
 from afflux.rules.rule import Needs
 from afflux.rules.weights import Given
 from conftest import check_error
-from core_runs import MODEL, OutOfMemory, run_of, trained
+from core_runs import MODEL, OutOfMemory, replied, run_of, trained
 from hostile import Raises
 from pairwise import soak
 
@@ -28,8 +28,7 @@ from pairwise import soak
 )
 def test_whatever_the_bytes_of_a_client_raise_is_its_fault(error):
     run = run_of()
-    run.sent("a", run.assign("ann"))
-    receipt = run.receive("a", OutOfMemory(error))
+    receipt = replied(run, "ann", OutOfMemory(error))
     assert receipt.status == "faulty"
     assert type(error).__name__ in receipt.reason
     assert run.server.faults[0].client_id == "ann"
@@ -42,8 +41,7 @@ def test_a_sound_reply_raises_no_error_within(facts, monkeypatch):
     monkeypatch.setattr(signal, "getsignal", lambda number: pytest.fail("an error was caught"))
     run = run_of()
     for address in "ab":
-        run.sent(address, run.assign(address))
-        assert run.receive(address, lambda: trained(**facts)).status == "joined"
+        assert replied(run, address, lambda: trained(**facts)).status == "joined"
     assert run.server.version == 1
 
 
@@ -78,16 +76,14 @@ def of_a_mapping():
 @pytest.mark.parametrize("read", [of_subclass, of_a_mapping, OutOfMemory(NoText())])
 def test_an_error_of_a_reply_itself_is_the_clients_fault(read):
     run = run_of()
-    run.sent("a", run.assign("ann"))
-    assert run.receive("a", read).status == "faulty"
+    assert replied(run, "ann", read).status == "faulty"
     assert run.server.tasks == ()
 
 
 @pytest.mark.parametrize("arrays", [lambda: Raises(MemoryError), lambda: None, *soak(lambda: [MODEL["w"]])])
 def test_a_reply_without_arrays_by_name_is_the_clients_fault(arrays):
     run = run_of()
-    run.sent("a", run.assign("ann"))
-    receipt = run.receive("a", lambda: Trained(arrays()))
+    receipt = replied(run, "ann", lambda: Trained(arrays()))
     assert receipt.status == "faulty"
     assert "must be arrays by name" in receipt.reason
     assert run.server.tasks == ()
@@ -125,9 +121,7 @@ def test_values_that_the_models_dtype_cannot_hold_are_refused(dtype, value, delt
     model = {"w": np.zeros(3, np.float32), "n": np.zeros(2, dtype), "scalar": np.zeros((), "int16")}
     run = TrainingRun(fedbuff(buffer_size=2), model, RunSettings(roles={"n": "statistic"}), num_clients=4)
     for client, n, status in ((1, value, "faulty"), (2, 1.0, "joined"), (3, 1.0, "joined")):
-        run.sent("a", run.assign(client))
-        arrays = {**model, "n": np.full(2, n)}
-        assert run.receive("a", lambda arrays=arrays: Trained(arrays, delta=delta)).status == status
+        assert replied(run, client, partial(Trained, {**model, "n": np.full(2, n)}, delta=delta)).status == status
     made = run.versions.of(run.server.pull())
     assert made["n"].dtype == dtype
     assert made["n"].tolist() == [1, 1]
@@ -150,8 +144,7 @@ def test_a_store_with_values_that_a_dtype_cannot_hold_opens(tmp_path):
 def test_rates_that_the_rule_does_not_need_are_not_read(facts):
     for rule, status in ((fedbuff(buffer_size=2), "joined"), (gsgm(buffer_size=2), "faulty")):
         run = run_of(rule, client_lr=0.1, local_steps=1)
-        run.sent("a", run.assign(1))
-        assert run.receive("a", lambda: trained(**facts)).status == status
+        assert replied(run, 1, lambda: trained(**facts)).status == status
 
 
 def test_a_reply_without_examples_is_faulty_where_the_rule_weighs_by_them():
@@ -159,8 +152,7 @@ def test_a_reply_without_examples_is_faulty_where_the_rule_weighs_by_them():
     for rule, weighs in ((fedavg(buffer_size=1), True), (fedbuff(buffer_size=1), False), (ca2fl(buffer_size=1), False)):
         assert weighs_by_examples(rule) is weighs
         run = run_of(rule)
-        run.sent("a", run.assign(1))
-        receipt = run.receive("a", trained)
+        receipt = replied(run, 1)
         assert receipt.status == ("faulty" if weighs else "joined")
         assert ("lacks its number of examples" in receipt.reason) is weighs
 
@@ -173,8 +165,7 @@ def test_weights_with_a_fraction_are_those_of_a_rule_that_weighs_by_examples(wei
         for numbers in (weights, whole):
             run = run_of(rule)
             for client, number in enumerate(numbers):
-                run.sent("a", run.assign(client), client)
-                assert run.receive("a", partial(trained, client, num_examples=number)).status == "joined"
+                assert replied(run, client, partial(trained, client, num_examples=number)).status == "joined"
             runs.append(run)
         first, second = (run.report.weights.tolist() for run in runs)
         assert first == second
@@ -186,12 +177,10 @@ def test_a_fraction_counts_only_as_the_number_of_examples():
     """Not a metric of the same name; and a store's server that counts whole numbers refuses fractions."""
     run = run_of(fedavg(buffer_size=2))
     for client, facts in ((1, {"num_examples": 0.5}), (2, {})):
-        run.sent("a", run.assign(client), client)
-        run.receive("a", partial(trained, num_examples=1, facts=facts))
+        replied(run, client, partial(trained, num_examples=1, facts=facts))
     assert run.report.weights.tolist() == [0.5, 0.5]
     for number in (-0.25, nan, np.float32("inf"), "0.25", 1e-320):
-        run.sent("a", run.assign(1), 1)
-        receipt = run.receive("a", partial(trained, num_examples=number))
+        receipt = replied(run, 1, partial(trained, num_examples=number))
         assert receipt.status == "faulty"
         if number != 1e-320:
             assert f"its number of examples is {brief(number)}, must be a finite number of at least 0" in receipt.reason
@@ -200,8 +189,7 @@ def test_a_fraction_counts_only_as_the_number_of_examples():
 def test_a_store_of_a_server_that_counts_whole_numbers_takes_no_fractions(tmp_path):
     Server(fedavg(buffer_size=1), MODEL, store=tmp_path / "store", faults="record").close()
     with closing(run_of(fedavg(buffer_size=1), store=tmp_path / "store")) as run:
-        run.sent("a", run.assign(1), 1)
-        receipt = run.receive("a", partial(trained, num_examples=0.5))
+        receipt = replied(run, 1, partial(trained, num_examples=0.5))
         assert receipt.status == "faulty"
         assert "its number of examples is 0.5, and the store's server counts whole numbers" in receipt.reason
 
@@ -245,8 +233,7 @@ def test_replies_of_models_with_roles(delta, tmp_path):
             reply = {name: array - with_roles()[name] for name, array in reply.items()}
     bad = reply | {"mask": np.array([1.0, -np.inf])}
     for client, arrays, status in ((1, bad, "faulty"), (2, reply, "joined")):
-        run.sent("a", run.assign(client))
-        receipt = run.receive("a", lambda arrays=arrays: Trained(arrays, delta=delta))
+        receipt = replied(run, client, partial(Trained, arrays, delta=delta))
         assert receipt.status == status
         assert ("mask" in receipt.reason) is (status == "faulty")
     made = run.versions.copied(run.server.pull())

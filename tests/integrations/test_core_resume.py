@@ -8,7 +8,7 @@ from afflux.integrations._loop import Loop
 from afflux.integrations._settings import RunSettings
 from afflux.rules import ca2fl, fedavg, fedbuff
 from conftest import check_error, check_raises
-from core_runs import MODEL, Echo, looped, one_round, run_of, trained
+from core_runs import MODEL, Echo, looped, one_round, replied, run_of, trained
 
 
 class Other(Echo):
@@ -112,8 +112,7 @@ def test_the_arrays_of_a_store_may_come_in_another_order(tmp_path):
     def run(arrays, steps):
         run = TrainingRun(fedbuff(buffer_size=1), arrays, RunSettings(store=tmp_path / "store"), num_clients=1)
         for _ in range(steps):
-            run.sent("1", run.assign(1), 1)
-            assert run.receive("1", trained).status == "joined"
+            assert replied(run, 1).status == "joined"
         version = run.versions.of(run.server.pull())
         run.close({})
         return version
@@ -134,13 +133,11 @@ def test_a_resumed_run_applies_its_options_and_refuses_what_cannot_change(tmp_pa
     first = {"roles": {"b": "local"}, "server_options": {"max_staleness": 4, "facts": ("tokens",)}}
     run = run_of(fedavg(buffer_size=2), store=tmp_path / "store", **first)
     for client in (1, 2):
-        run.sent("key", run.assign(client), client)
-        run.receive("key", lambda: trained(num_examples=1))
+        replied(run, client, lambda: trained(num_examples=1))
     run.close({})
     for value, status in ((20.0, "faulty"), (1.0, "joined")):
         run = run_of(fedavg(buffer_size=2), store=tmp_path / "store", server_options={"max_norm": 9.0})
-        run.sent("key", run.assign(1), 1)
-        assert run.receive("key", lambda value=value: trained(value, num_examples=1)).status == status
+        assert replied(run, 1, lambda value=value: trained(value, num_examples=1)).status == status
         assert (run.server.options.max_norm, run.server.options.max_staleness) == (9.0, 4)
         run.close({})
     assert [line for line in caplog.messages if line.startswith("[open]")] == [

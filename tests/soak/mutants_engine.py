@@ -62,6 +62,14 @@ rule vectors: what is written is not looked at
 -    sound.check(value);
 
 test_stages.py
+combine: a factor that is almost one
+-return acc + weight * value;
++T scaled = value;
++  for (unsigned k = 0; k < sizeof(T) / 8; ++k) ((double*)&scaled)[k] *= 1 + 1e-9;
++  return acc + weight * scaled;
+step: a learning rate that is almost right
+-return params + lanes.fill(step.lr) * direction
++return params + lanes.fill(step.lr * (1 + 1e-9)) * direction
 nesterov: the velocity has no beta in the step
 -(direction + lanes.fill(step.beta1) * states[0])
 +(direction + states[0])
@@ -118,14 +126,6 @@ parts: neither borders nor sizes are compared
 test_ops.py
 gram: a superblock begins with the sums of the one before
 -    std::fill(out.begin(), out.end(), 0.0);
-combine: a factor that is almost one
--return acc + weight * value;
-+T scaled = value;
-+  for (unsigned k = 0; k < sizeof(T) / 8; ++k) ((double*)&scaled)[k] *= 1 + 1e-9;
-+  return acc + weight * scaled;
-step: a learning rate that is almost right
--return params + lanes.fill(step.lr) * direction
-+return params + lanes.fill(step.lr * (1 + 1e-9)) * direction
 edges: a zero weight is read
 -if (all_weights[k] == 0.0) continue;
 edges: the last block's bad value is missed
@@ -163,7 +163,7 @@ calibrate: wrong sign of the cached mean
 -return acc + sum * share;
 +return acc - sum * share;
 
-test_identities.py
+test_coded_rounds.py
 calibrate: the cache sum in float32
 -  if (weighted && !encoded) add_mean(stage.sum, stage, tile, v);
 +  double* const sum = pass.calibrate.sum.data + tile.begin;
