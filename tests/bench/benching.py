@@ -1,5 +1,6 @@
 """Runs of the benchmark: of its command in the process of the tests, or in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -34,6 +35,14 @@ def bench(*arguments):
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     return SimpleNamespace(returncode=done.exit_code, stdout=done.stdout, stderr=done.stderr)
+
+
+def quick_cases(folder, rows, *options):
+    """What a quick run of these rows printed, and its cases."""
+    path = folder / "out.json"
+    done = bench("--quick", "--rows", rows, *options, "--threads", THREADS, "--json", path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(path.read_text(encoding="utf-8"))["cases"]
 
 
 def bench_process(*arguments):

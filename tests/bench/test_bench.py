@@ -16,7 +16,7 @@ from bench.output import tables
 from bench.output.report import to_json, without_samples
 from bench.rows import ROWS
 from bench.spec.streams import moved
-from benching import THREADS, D, M, bench, bench_process, cache  # noqa: F401
+from benching import THREADS, D, M, bench_process, cache, quick_cases  # noqa: F401
 from conftest import ROOT
 from oracle import EPS, U32
 
@@ -44,11 +44,8 @@ def result(quick):
 @pytest.fixture(scope="module")
 def two_more(tmp_path_factory):
     """A quick run of two other rows: what it printed, and its only case."""
-    path = tmp_path_factory.mktemp("bench") / "out.json"
-    done = bench("--quick", "--rows", "fadas,wkafl", "-d", D, "-M", M, "--threads", THREADS, "--json", path)
-    assert done.returncode == 0, done.stderr
-    (only,) = json.loads(path.read_text(encoding="utf-8"))["cases"]
-    return done.stdout, only
+    printed, (only,) = quick_cases(tmp_path_factory.mktemp("bench"), "fadas,wkafl", "-d", D, "-M", M)
+    return printed, only
 
 
 @pytest.fixture(scope="module")

@@ -1,24 +1,21 @@
 """The benchmark's other rows: each runs, and its errors are within their bounds."""
 
-import json
 import os
 import re
 
 import pytest
 
 from afflux import ops
-from benching import THREADS, D, M, bench, cache  # noqa: F401
+from benching import THREADS, D, M, cache, quick_cases  # noqa: F401
 from oracle import EPS, U32
 
 pytest.importorskip("torch")
 
 
 def test_rounds_over_m(tmp_path):
-    d, path = 3_001, tmp_path / "out.json"
-    done = bench("--quick", "--rows", "rounds", "-d", d, "--threads", THREADS, "--json", path)
-    assert done.returncode == 0, done.stderr
-    assert "vs M = 10" in done.stdout
-    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    d = 3_001
+    printed, cases = quick_cases(tmp_path, "rounds", "-d", d)
+    assert "vs M = 10" in printed
     assert [(case["d"], case["m"], case["threads"]) for case in cases] == [(d, m, THREADS) for m in (1, 10, 100, 1000)]
     at_10 = {c["name"]: c["percent_of_limit"] for c in cases[1]["rows"]["rounds"]}
     assert next(iter(at_10)) == "afflux"
@@ -35,10 +32,8 @@ def test_rounds_over_m(tmp_path):
 
 
 def test_a_push_and_sizes_of_ones_own(tmp_path):
-    d, m, path = 999, 6, tmp_path / "out.json"
-    done = bench("--quick", "--rows", "push,rounds", "-d", d, "-M", m, "--threads", THREADS, "--json", path)
-    assert done.returncode == 0, done.stderr
-    pushes, rounds = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    d, m = 999, 6
+    _, (pushes, rounds) = quick_cases(tmp_path, "push,rounds", "-d", d, "-M", m)
     assert [(c["d"], c["m"], c["threads"]) for c in (pushes, rounds)] == [(d, m, 1), (d, m, THREADS)]
     assert {c["times_m10"] for c in rounds["rows"]["rounds"]} == {None}  # M = 10 was not timed
     (plain,) = [c for c in pushes["rows"]["push"] if c["role"] == "plain"]
@@ -61,10 +56,7 @@ def test_a_push_and_sizes_of_ones_own(tmp_path):
 
 def test_encoded_rows_are_near_the_updates(tmp_path):
     """A step of a grid is at most the range over 2^bits - 1; here |u| < 0.06, and a float16 has 11 bits."""
-    path = tmp_path / "out.json"
-    done = bench("--quick", "--rows", "mf-ca2fl", "-d", D, "-M", 3, "--threads", THREADS, "--json", path)
-    assert done.returncode == 0, done.stderr
-    (case,) = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    _, (case,) = quick_cases(tmp_path, "mf-ca2fl", "-d", D, "-M", 3)
     steps = {"affine-8": 0.12 / 255, "affine-4": 0.12 / 15, "rotated-2": 0.06, "float16": 0.06 / 2**11}
     for codec, step in steps.items():
         ours, plain = case["rows"][f"mf-ca2fl-{codec}"]
@@ -75,10 +67,8 @@ def test_encoded_rows_are_near_the_updates(tmp_path):
 
 
 def test_streaming_beside_buffers(tmp_path):
-    d, m, path = 3_001, 6, tmp_path / "out.json"
-    done = bench("--quick", "--rows", "streaming", "-d", d, "-M", m, "--threads", THREADS, "--json", path)
-    assert done.returncode == 0, done.stderr
-    (case,) = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    d, m = 3_001, 6
+    _, (case,) = quick_cases(tmp_path, "streaming", "-d", d, "-M", m)
     lines = {c["name"]: c for c in case["rows"]["streaming"]}
     assert (lines["afflux"]["held"], lines["afflux, buffered"]["held"]) == (16 * d, 4 * d * (m + 1))
     for name, c in lines.items():
@@ -92,12 +82,8 @@ def test_streaming_beside_buffers(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="pages cannot be evicted here")
 def test_a_store_beside_memory_and_plain_reading(tmp_path):
-    d, m, path = 3_001, 6, tmp_path / "out.json"
-    done = bench(
-        "--quick", "--rows", "store,store-cold,store-power", "-d", d, "-M", m, "--threads", THREADS, "--json", path
-    )
-    assert done.returncode == 0, done.stderr
-    case, tens = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    d, m = 3_001, 6
+    _, (case, tens) = quick_cases(tmp_path, "store,store-cold,store-power", "-d", d, "-M", m)
     lines = {c["name"]: c for c in case["rows"]["store"]}
     vector, row = 4 * d, (d + 127) // 128 * (128 // 2 + 8)  # 4 bits an element, and 8 bytes for 128 of them
     for name, c in lines.items():
@@ -121,15 +107,9 @@ def test_a_store_beside_memory_and_plain_reading(tmp_path):
 
 def test_other_rows(tmp_path):
     """Errors: a copy has none, an inner product is rounded d times, a bfloat16 update is what it was rounded to."""
-    path = tmp_path / "out.json"
     isa = next(backend.name for backend in reversed(ops.backends()) if backend.runs and backend.device == "cpu")
-    done = bench(
-        *("--quick", "--rows", "ingest,gram,fedbuff-bf16,cached", "-d", D, "-M", M, "--isa", isa),
-        *("--threads", THREADS, "--json", path),
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(path.read_text(encoding="utf-8"))
-    rows = {name: lines for case in result["cases"] for name, lines in case["rows"].items()}
+    _, cases = quick_cases(tmp_path, "ingest,gram,fedbuff-bf16,cached", "-d", D, "-M", M, "--isa", isa)
+    rows = {name: lines for case in cases for name, lines in case["rows"].items()}
     for lines in rows.values():
         assert lines[0]["name"] == "afflux"
         assert lines[0]["isa"] == isa
@@ -148,16 +128,13 @@ def test_other_rows(tmp_path):
     assert bf16["afflux"]["times_float32"] == pytest.approx(
         bf16["afflux, float32"]["median"] / bf16["afflux"]["median"]
     )
-    cached = next(case for case in result["cases"] if "cached" in case["rows"])
+    cached = next(case for case in cases if "cached" in case["rows"])
     assert cached["warm"]
     assert cached["laps"] > 1
 
 
 def test_scaling(tmp_path):
-    path = tmp_path / "out.json"
-    done = bench("--quick", "--rows", "scaling", "--json", path, "--picture", tmp_path / "growth.png")
-    assert done.returncode == 0, done.stderr
-    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    _, cases = quick_cases(tmp_path, "scaling", "--picture", tmp_path / "growth.png")
     afflux = {}
     for case in cases:
         for name, lines in case["rows"].items():
@@ -173,14 +150,8 @@ def test_scaling(tmp_path):
 
 def test_hosts(tmp_path):
     """All forms of a row compute the same; a step has its time beside the sweep of its arrays."""
-    path = tmp_path / "out.json"
-    done = bench("--quick", "--rows", "hosts", "-d", 3_001, "--json", path)
-    assert done.returncode == 0, done.stderr
-    rows = [
-        (name, row)
-        for case in json.loads(path.read_text(encoding="utf-8"))["cases"]
-        for name, row in case["rows"].items()
-    ]
+    _, cases = quick_cases(tmp_path, "hosts", "-d", 3_001)
+    rows = [(name, row) for case in cases for name, row in case["rows"].items()]
     assert len(rows) == 8
     for name, row in rows:
         first = row[0]

@@ -230,6 +230,7 @@ VALUES |= {"duplicates": ["latest", "both", "reject"], "max_staleness": [0], "fa
 VALUES |= {"max_versions": [2, 3], "inplace": [True], "log": [True], "accumulate": [True], "flush_after": [1e6]}
 VALUES |= {"max_abs": [1e3], "max_norm": [1e3], "clip_norms": [2.0], "durability": ["power"], "commit_every": [None, 2]}
 VALUES |= {"memory_budget": [100, 10**6], "rows_on": ["host"], "facts": [("tokens",)], "rounds": ["flush"]}
+VALUES |= {"store": [True]}  # which `plan` takes
 PAIRS = [
     {**one, **other}
     for a, b in combinations(VALUES, 2)
@@ -238,19 +239,20 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(
-    ("preset", "stored"), [(fedbuff, False), *soak_all(product([fedbuff, ca2fl, gsgm], [False, True]))]
+    ("preset", "stored"), [(fedbuff, False), *soak_all([(fedbuff, True), *product([ca2fl, gsgm], [False, True])])]
 )
 def test_every_pair_of_options_is_refused_or_works(preset, stored, tmp_path):
+    """By `plan` in the same words as by a server."""
     rule = preset(buffer_size=2)
-    assert VALUES.keys() == get_type_hints(ServerOptions).keys()
-    for number, options in enumerate(PAIRS):
-        clients = {} if rule.name == "fedbuff" else {"num_clients": 3}
-        store = tmp_path / f"{number}" if stored else None
-        try:
-            server = Server(rule, np.zeros(3), store=store, **clients | options)
-        except AffluxError:
+    assert VALUES.keys() - {"store"} == get_type_hints(ServerOptions).keys()
+    for number, pair in enumerate(PAIRS):
+        options = ({} if rule.name == "fedbuff" else {"num_clients": 3}) | {"store": stored} | pair
+        planned = said(partial(plan, rule, 3, **options))
+        options["store"] = tmp_path / f"{number}" if options["store"] else None
+        if planned is not None:
+            check_error(re.escape(planned), Server, rule, np.zeros(3), **options)
             continue
-        with server:  # closes the store
+        with Server(rule, np.zeros(3), **options) as server:  # closes the store
             pushed(server, 2 if server.options.rounds == "flush" else 4, rule.kind)
             if server.options.rounds == "flush":
                 server.flush()

@@ -9,13 +9,12 @@ import os
 import subprocess
 import sys
 import weakref
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, StoreError, plan, store
-from afflux.rules import ca2fl, fedbuff, gsgm
+from afflux import Server, StoreError, store
+from afflux.rules import ca2fl, fedbuff
 from afflux.rules.staleness import Hinge
 from afflux.store.lock import LOCK, Lock
 from conftest import check_error, push_all, raising
@@ -192,35 +191,3 @@ def test_a_lock_that_was_removed_while_it_was_waited_for(path):
     (path / LOCK).touch()
     check_error("was replaced", first.refuse_removed, path, error=StoreError)
     first.close()
-
-
-OPTIONS = {"num_clients": [None, 1, 9], "dtype": ["float32", "float64", "bfloat16"]}
-OPTIONS |= {"slot_dtype": [None, "bfloat16", "float64"], "duplicates": [None, "latest", "both"]}
-OPTIONS |= {"max_slots": [None, 1, 5], "max_versions": [None, 1, 2], "inplace": [False, True]}
-OPTIONS |= {"accumulate": [False, True], "durability": [None, "power"], "commit_every": [1, None, 0]}
-OPTIONS |= {"memory_budget": [None, 10, 10**6], "rows_on": ["device", "host"]}
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_plan_and_server_refuse_the_same(seed, path):
-    chance = np.random.default_rng(seed)
-    rules = [fedbuff(buffer_size=2), ca2fl(buffer_size=2), gsgm(buffer_size=2), replace(fedbuff(), name="own")]
-    rule, d, store = rules[chance.integers(4)], int(chance.integers(3)) * 50, bool(chance.integers(2))
-    options = {
-        name: values[chance.integers(len(values))] for name, values in OPTIONS.items() if chance.integers(4) == 0
-    }
-
-    def said(call):
-        try:
-            call()
-        except AffluxError as error:
-            return str(error)
-        return None
-
-    def made():
-        params = np.zeros(d, "float64" if options.get("dtype") == "float64" else "float32")
-        server = Server(rule, params, store=path if store else None, **options)
-        if store:
-            server.close()
-
-    assert said(made) == said(lambda: plan(rule, d, store=store, **options))
