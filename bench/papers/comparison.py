@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from afflux.lab.publishing import Page, draw_scores, markdown_table
+from afflux.lab.publishing import Page, draw_scores, markdown_table, or_none
 from afflux.lab.results.curves import COLOURS
 from afflux.lab.results.run_result import Evaluation, SeedStatistics, seed_statistics
 from afflux.lab.results.statistics import t_quantile
@@ -137,11 +137,11 @@ def table_page(
             {
                 "cell": line.cell.name,
                 "paper": line.cell.paper,
-                "ours": _number(line.ours.mean),
-                "values": [_number(value) for value in line.values],
-                "interval": [_number(value) for value in line.interval],
-                "difference": _number(line.difference),
-                "others": {name: _number(seed_statistics(values).mean) for name, values in line.others.items()},
+                "ours": or_none(line.ours.mean),
+                "values": [or_none(value) for value in line.values],
+                "interval": [or_none(value) for value in line.interval],
+                "difference": or_none(line.difference),
+                "others": {name: or_none(seed_statistics(values).mean) for name, values in line.others.items()},
                 "seconds": round(line.seconds, 1),
             }
             for line in lines
@@ -173,10 +173,6 @@ def _compared(line: Line, digits: int) -> str:
 
 def _shown(value: float, digits: int, sign: str = "") -> str:
     return "-" if isnan(value) else f"{value:{sign}.{digits}f}"
-
-
-def _number(value: float) -> float | None:
-    return None if isnan(value) else float(value)
 
 
 def draw(table: Table, lines: Sequence[Line], curves: Mapping[str, Any], path: Path) -> None:

@@ -186,7 +186,7 @@ def referee_page(table: Table, runs: Sequence[Any], lines: Mapping[int, Mapping[
         timed: returns the evaluations of a line until the end of the equal time.
     """
     from afflux.lab.outcomes import Outcome
-    from afflux.lab.publishing import Page
+    from afflux.lab.publishing import Page, or_none
 
     content: dict[str, dict[str, dict[int, _Run]]] = {}
     trials: dict[str, list[float]] = {}
@@ -226,7 +226,7 @@ def referee_page(table: Table, runs: Sequence[Any], lines: Mapping[int, Mapping[
     numbers = {
         "runs": len(lines),
         "overall": {
-            label: {"mean": one.mean, "half": _number(one.half), "pairs": one.pairs, "p": p, "is": verdict(one.mean, p)}
+            label: {"mean": one.mean, "half": or_none(one.half), "pairs": one.pairs, "p": p, "is": verdict(one.mean, p)}
             for label, (one, p) in overall.items()
         },
         "late": {c: {r: {s: run.late for s, run in own.items()} for r, own in of.items()} for c, of in content.items()},
@@ -321,10 +321,6 @@ def _of_trials(trials: Mapping[str, Sequence[float]]) -> str:
         best = [np.mean([max(values[:count]) for values in own]) if own else math.nan for count in (1, 2, 4, 8)]
         rows.append((label, *("" if math.isnan(value) else f"{100 * value:.1f}" for value in best)))
     return markdown_table(("rule", "1", "2", "4", "8"), rows)
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _draw(overall: Mapping[str, tuple[Difference, float]], path: Path) -> None:

@@ -15,7 +15,16 @@ from typing import Any, NamedTuple, get_args
 from zlib import crc32
 
 from afflux.lab.outcomes import Outcome
-from afflux.lab.publishing import Measure, Page, draw_scores, final_score, markdown_table, measure, publish
+from afflux.lab.publishing import (
+    Measure,
+    Page,
+    draw_scores,
+    final_score,
+    markdown_table,
+    measure,
+    or_none,
+    publish,
+)
 from afflux.lab.results.finished_runs import Job
 from afflux.lab.results.run_result import Evaluated, Evaluation, SeedStatistics
 from afflux.lab.runs.library import Simulation
@@ -362,14 +371,14 @@ def _edges(best: Trial, trials: Sequence[Trial]) -> tuple[str, ...]:
     edges = []
     for name in best.chosen:
         numbers = {
-            number for trial in trials if trial.rule == best.rule if (number := _as_number(trial, name)) is not None
+            number for trial in trials if trial.rule == best.rule if (number := _asfinite(trial, name)) is not None
         }
-        if len(numbers) > 1 and _as_number(best, name) in (min(numbers), max(numbers)):
+        if len(numbers) > 1 and _asfinite(best, name) in (min(numbers), max(numbers)):
             edges.append(name)
     return tuple(edges)
 
 
-def _as_number(trial: Trial, name: str) -> float | None:
+def _asfinite(trial: Trial, name: str) -> float | None:
     try:
         return float(trial.chosen[name])
     except (KeyError, ValueError):
@@ -383,7 +392,7 @@ def grid_page(results: TuningResults) -> Page:
         "part": "validation",
         "tuning_seed": results.seeds[0],
         "seeds": list(results.seeds),
-        "grid": [{"rule": trial.rule, **trial.chosen, metric.name: _number(trial.score)} for trial in results.trials],
+        "grid": [{"rule": trial.rule, **trial.chosen, metric.name: or_none(trial.score)} for trial in results.trials],
         "best": [
             {
                 "rule": one.trial.rule,
@@ -392,17 +401,13 @@ def grid_page(results: TuningResults) -> Page:
                 "validation": one.trial.score,
                 "test": None if one.test is None or isnan(one.test.mean) else one.test._asdict(),
                 "accuracies" if metric.name == "accuracy" else metric.name: [
-                    None if score is None else _number(score) for score in one.scores
+                    None if score is None else or_none(score) for score in one.scores
                 ],
             }
             for one in results.best
         ],
     }
     return Page("grid", str(results), content, partial(draw_grid, results), results)
-
-
-def _number(value: float) -> float | None:
-    return None if isnan(value) else value  # JSON has no NaN
 
 
 def draw_grid(results: TuningResults, path: Path) -> None:

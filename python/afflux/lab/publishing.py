@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from math import isinf
+from math import isinf, isnan
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -195,6 +195,11 @@ def _extends(new: Any, old: Any) -> bool:
     if isinstance(new, list) and isinstance(old, list):
         return all(item in new for item in old)
     return bool(new == old)
+
+
+def or_none(value: float) -> float | None:
+    """Return a number, or None in the place of nan, which JSON does not have."""
+    return None if isnan(value) else float(value)
 
 
 def final_score(runs: Sequence[Outcome]) -> SeedStatistics:
