@@ -98,6 +98,14 @@ def test_every_page_is_reached(site):
     assert [path for path in sorted(paths) if f'href="{path}.html"' not in index] == []
 
 
+def test_every_page_of_results_is_linked():
+    """From a page in docs: the site's list does not have them."""
+    links = {link for page in DOCS for link in re.findall(r"results/([\w-]+\.md)\)", page.read_text(encoding="utf-8"))}
+    pages = {page.name for page in (ROOT / "docs/results").glob("*.md")}
+    assert len(pages) > 25
+    assert pages - links == set()
+
+
 def test_every_rule_has_an_entry_of_its_paper():
     page = (ROOT / "docs/reference/references.md").read_text(encoding="utf-8")
     entries = re.findall(r"^@\w+\{(\w+),$", (ROOT / "docs/reference/references.bib").read_text(encoding="utf-8"), re.M)

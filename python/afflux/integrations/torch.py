@@ -54,7 +54,7 @@ class OuterOptimizer(torch.optim.Optimizer):
     and Yogi and Adagrad as in afflux.rules.optimizers. A group of params may have its own `lr` and other fields of the
     step; an option that the step does not have, such as `weight_decay` or `maximize`, is an error. `state_dict` returns
     a copy of the groups and the moments, and `load_state_dict` copies them again: one dict can be loaded any number of
-    times. After it, the steps have the same bits. For a state that is not valid, such as one with a NaN,
+    times. After it, the steps are bit-identical. For a state that is not valid, such as one with a NaN,
     `load_state_dict` raises AffluxError and changes nothing.
 
     A parameter is a contiguous float32 or float64 tensor on the CPU. A parameter without a gradient does not change,

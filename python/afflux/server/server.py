@@ -132,7 +132,7 @@ class Server:
         plane: DataPlane | None = None,
         **fields: Unpack[Options],
     ) -> "Server":
-        """Return a server that continues from the last commit of a store, with the same bits.
+        """Return a server that continues from the last commit of a store, bit for bit.
 
         Args:
             path: the store's folder.

@@ -24,8 +24,7 @@ def fedstale(
     beta: float = 0.5,
     codec: Codec | codecs.Name | None = None,
 ) -> Rule:
-    """Update the model from every M updates, calibrated by beta times each client's last one: for clients of which some
-    take part much less often than others.
+    """Update the model from every M updates, calibrated by beta times each client's last one: if some take part rarely.
 
     v = beta h + 1/|S| * sum_{i in S} (u_i - beta h_i), x += server_lr * v, then h_i = u_i. h is the mean of all N
     clients' cached rows, which start at 0. beta = 1 is CA2FL (and FedVARP), beta = 0 is FedBuff with equal weights. The
