@@ -82,8 +82,8 @@ def test_unknown_types(dtype):
 def test_versions(dtype):
     versions = Versions(D, 2, dtype=dtype)
     draft = versions.take()
-    draft.array[:] = 1
-    published = draft.publish()
+    np.asarray(draft)[:] = 1
+    published = versions.finished(draft)
     other = versions.take()
     check_error(r"all 2 versions of max_versions are held: release pulled params", versions.take)
     del other

@@ -99,7 +99,7 @@ shards: params are written in place
 -plans, drafts = self._plans(plan, rows), self.drafted(op)
 +plans, drafts = self._plans(plan, rows), Shards([type(d)(p.base) for d, p in zip(self.drafts(op).parts, params.parts)])
 shards: each part chooses the slot of a version
--while self._params.slot_of((draft := self._versions.take(op)).array) != slot:
+-while self._params.slot_of(as_array(draft := self._versions.take(op))) != slot:
 +while (draft := self._versions.take(op)) is None:
 shards: a row slot that the commit names is given out again
 -(left if client_id in self.slots else retired).append(slot)

@@ -193,7 +193,7 @@ class LocalPlane(StoredPlane):
         rule_vectors: Mapping[str, Vector],
         rows: Any,
         op: str,
-        draft: Draft | None = None,
+        draft: Draft = None,
     ) -> LocalRound:
         """Prepare as `DataPlane.prepare`. `draft` is the memory of the version; None: the next free one."""
         draft = self.versions.take(op) if draft is None else draft
@@ -211,14 +211,18 @@ class LocalPlane(StoredPlane):
             new = [] if after is vectors else [after[name] for name in names]
             memory = ops.RuleVectors([vectors[name] for name in names], coefficients, plan.next, new)
         mix = ops.Combine(plan.slots, plan.weights, plan.params_weight, plan.most, plan.trim)
-        sweep = ops.Pass(params, draft.buffer, mix, cache, plan.step, states, memory, outs)
+        sweep = ops.Pass(params, draft, mix, cache, plan.step, states, memory, outs)
         checked = None if self.gpu else ops.check(sweep)
         checksums: list[ops.Checksums] | None = None if self.spares is None or self.gpu else []
         return LocalRound(self, plan, draft, sweep, new_rows, vectors, after, checked, checksums)
 
     def version(self, write: Callable[[Any], object], op: str) -> Vector:
         draft = self.versions.take(op)
-        write(draft.buffer)
+        write(draft)
+        return self.finished(draft)
+
+    def finished(self, draft: Draft) -> Vector:
+        """Return a version that has been written, for callers."""
         return self.versions.finished(draft)
 
     @property

@@ -295,8 +295,8 @@ class ShardedPlane(StoredPlane):
 
     def version(self, write: Callable[[Any], object], op: str) -> Any:
         drafts = self.drafted(op)
-        write(self.objects_later("buffer", of=drafts))
-        return self.counted(self.objects_later("array" if self.inplace else "publish", of=drafts), drafts)
+        write(drafts)
+        return self.counted(self.objects_later("finished", drafts), drafts)
 
     @property
     def versions_held(self) -> int:

@@ -209,7 +209,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
     """Return the rule's weights; with cached rows their sum over the accepted arrivals is 1."""
     output, name, needs = rule.weigh(arrivals), rule.name, rule.needs
     weights = output if isinstance(output, Weights) else Weights(output)
-    count, vector_count = len(arrivals), len(needs.rule_vectors)
+    count, vector_count = len(arrivals.client_ids), len(needs.rule_vectors)
     vectors = numbers(name, "weights", weights.vectors, (count,))
     values: list[float] = vectors.tolist()
     if not all(map(isfinite, values)):

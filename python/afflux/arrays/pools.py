@@ -14,6 +14,8 @@ from afflux.ops.errors import AffluxError
 
 #: (d,), a NumPy array, or on a GPU an array of the library of the initial params.
 Vector = Any
+#: A version that is being written: on the host a `Buffer`, which knows its type also if NumPy does not.
+Draft = Any
 
 
 class Versions:
@@ -49,13 +51,13 @@ class Versions:
         device: Device = HOST,
     ) -> None:
         self.inplace = inplace
-        self._live: Draft | None = None
+        self._live: Draft = None  # if inplace
         self.max_versions = max_versions
         self._memory = memory
         self._device = device
         self._pool: Any = device.pool(size, dtype, max_versions or 0)
 
-    def take(self, op: str = "Server") -> "Draft":
+    def take(self, op: str = "Server") -> Draft:
         """Take a buffer for a new version; `op` names the call in errors.
 
         Raises:
@@ -66,7 +68,7 @@ class Versions:
         if self._memory is not None and self.held == self.allocated and self.allocated != self.max_versions:
             self._pool.lend(self._memory())
         try:
-            draft = Draft(self._device.take(self._pool))
+            draft = self._device.take(self._pool)
         except AffluxError:
             raise AffluxError(
                 f"[{op}] all {self.max_versions} versions of max_versions are held: release pulled params, or raise "
@@ -76,11 +78,13 @@ class Versions:
             self._live = draft
         return draft
 
-    def finished(self, draft: "Draft") -> Vector:
-        """Return the params of a finished draft, read-only. If inplace, return the writable buffer, which callers never
-        get.
+    def finished(self, draft: Draft) -> Vector:
+        """Return a finished draft for callers. On the host it is read-only, and NumPy refuses to make it writable
+        again; on a GPU it stays writable. If inplace, return the writable memory, which callers never get.
         """
-        return draft.array if self.inplace else draft.publish()
+        if isinstance(draft, Buffer) and not self.inplace:
+            draft.freeze()
+        return as_array(draft)
 
     @property
     def held(self) -> int:
@@ -102,25 +106,6 @@ class Versions:
         return list(self._pool.free)
 
 
-class Draft:
-    """A version that is being written."""
-
-    __slots__ = ("buffer",)
-
-    def __init__(self, buffer: Any) -> None:
-        #: The memory with its type, for the engine: (d,), writable until it is published.
-        self.buffer = buffer
-
-    @property
-    def array(self) -> Vector:
-        """The same memory as an array for callers: on the host a NumPy array."""
-        return np.asarray(self.buffer) if isinstance(self.buffer, Buffer) else self.buffer
-
-    def publish(self) -> Vector:
-        """Return the finished version. On the host it is read-only, and NumPy refuses to make it writable again; on a
-        GPU it stays writable.
-        """
-        if not isinstance(self.buffer, Buffer):
-            return self.buffer
-        self.buffer.freeze()
-        return np.asarray(self.buffer)
+def as_array(draft: Draft) -> Vector:
+    """Return the memory of a version that is being written as an array: on the host a NumPy array."""
+    return np.asarray(draft) if isinstance(draft, Buffer) else draft

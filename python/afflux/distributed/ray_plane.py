@@ -25,7 +25,6 @@ from afflux.aggregation.local_plane import LocalPlane
 from afflux.aggregation.plane import NamedVectors, Parts, PlaneOptions, RoundPlan
 from afflux.aggregation.sharded_plane import ShardedPlane, ShardedRound, ShardPart, Shards, part_of, parts_of
 from afflux.aggregation.sharded_rows import ShardedRows
-from afflux.arrays.pools import Draft
 from afflux.distributed import connection
 from afflux.distributed.connection import START_TIMEOUT, Connection, RemoteShard
 from afflux.distributed.handle import MOST_REQUESTS, Mailbox, ServerHandle
@@ -369,7 +368,7 @@ class RayPlane(ShardedPlane):
         # The shards have memory for the version. All other errors are raised on vectors without elements.
         slots = [Buffer(Pool(0, self._options.slot_dtype, 0)) for _ in plan.slots]
         vectors = {name: plane.vector() for name in rule_vectors}
-        plane.prepare(replace(plan, slots=slots), plane.vector(), vectors, None, op, Draft(plane.vector()))
+        plane.prepare(replace(plan, slots=slots), plane.vector(), vectors, None, op, plane.vector())
         drafts, parts = RemoteVector([]), self.handles()
         drafts.counter = plane.versions.take(op)
         numbers = Shards([handle.number for handle in parts.parts])

@@ -68,7 +68,7 @@ class Aggregator(Monitor[Round]):
         self.norm_watch = norm_watch
         self._progress_watch = ProgressWatch()
         self.drop_watch = DropWatch()
-        self.reading: set[Ticket] = set()  #: tickets of calls that read a version
+        self.reading: set[object] = set()  #: one for each call that reads a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
         self._step_calls = None if on_step is None else StepCalls(on_step, admission)

@@ -82,7 +82,7 @@ class Monitor(ABC, Generic[_Job]):
                 with mutex:
                     if mutex.handed_out:
                         mutex.handed_out = self._publish()
-                    if ran:
+                    if ran and self._bells:
                         self._wake()
                     outcome = attempt()
                     if outcome is not None:

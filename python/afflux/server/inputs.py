@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from afflux import ops
-from afflux._engine import ArrayTable, RowCheck, all_own, shared_memory
+from afflux._engine import ArrayTable, RowCheck, all_own, ingest, shared_memory
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.local_plane import LocalPlane, plane_like
 from afflux.aggregation.plane import DataPlane, Draft, Slot, Vector
@@ -368,7 +368,7 @@ class InputAdapter:
         try:
             alike = not check and type(out) is type(params) is np.ndarray and out.shape == params.shape
             if alike and out.dtype == params.dtype and out.flags.c_contiguous:  # type: ignore[union-attr]
-                ops.ingest(params, out, num_threads=threads)  # many times as fast as what follows, for short vectors
+                ingest(params, out, threads)  # many times as fast as what follows, for short vectors
             elif not is_tree(out):
                 if length("out", out) != self.size:
                     raise AffluxError(f"it has {length('out', out)} elements, params has {self.size}")

@@ -10,7 +10,6 @@ from afflux._engine import uncopied
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Pulled
 from afflux.server.aggregator import Aggregator
-from afflux.server.pending_push import Ticket
 
 
 def newest(aggregator: Aggregator) -> Pulled:
@@ -45,16 +44,16 @@ def shared(aggregator: Aggregator, version: Pulled) -> Pulled:
 class VersionReading:
     """A block that reads a version. A step that needs the version's memory waits for the block."""
 
-    __slots__ = ("_aggregator", "_ticket")
+    __slots__ = ("_aggregator",)
 
     def __init__(self, aggregator: Aggregator) -> None:
-        self._aggregator, self._ticket = aggregator, Ticket()
+        self._aggregator = aggregator
 
     def __enter__(self) -> None:
-        self._aggregator.reading.add(self._ticket)
+        self._aggregator.reading.add(self)
 
     def __exit__(self, *error: object) -> None:
-        self._aggregator.reading.discard(self._ticket)
+        self._aggregator.reading.discard(self)
         self._aggregator.notify_waiters()
 
 

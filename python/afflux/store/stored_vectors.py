@@ -15,7 +15,7 @@ from afflux.aggregation.local_plane import LocalPlane, LocalRound
 from afflux.aggregation.plane import DataPlane
 from afflux.arrays.devices import HOST, Device
 from afflux.arrays.interop import bring, on_gpu
-from afflux.arrays.pools import Draft, Vector, Versions
+from afflux.arrays.pools import Draft, Vector, Versions, as_array
 from afflux.ops.codecs import Codec
 from afflux.store.checksums import NO_CHECKSUMS, SweepChecksums, crc, raise_if_damaged, sweep_checksums
 from afflux.store.disk_cache import DiskRows
@@ -83,7 +83,7 @@ class StoredVectors:
         self._committed_params: list[Row] = []  # of the last commit; no draft overwrites them while in use
         self._plane: LocalPlane
         self._versions: Versions  # those of the server; of one on a GPU copies of some of them, in slots of params
-        self._spare_draft: Draft | None = None  # the next one of these copies
+        self._spare_draft: Draft = None  # the next one of these copies
         self._rows: DiskRows | None = None
 
     def rows(self, codec: Codec) -> DiskRows:
@@ -118,7 +118,7 @@ class StoredVectors:
 
     def committed_version(self) -> Vector:
         """Return the next version of the last commit: the newest first, then the older ones."""
-        return self._versions.take().publish()
+        return self._versions.finished(self._versions.take())
 
     def used_slots(self) -> set[int]:
         """Return the slots of the versions that are in use."""
@@ -127,7 +127,7 @@ class StoredVectors:
     def draft_in(self, slot: int, op: str) -> Draft:
         """Return memory for a version in this slot, which is free, and after which no lower one is to be allocated."""
         drafts = list[Draft]()
-        while self._params.slot_of((draft := self._versions.take(op)).array) != slot:
+        while self._params.slot_of(as_array(draft := self._versions.take(op))) != slot:
             drafts.append(draft)
         return draft
 
@@ -137,7 +137,8 @@ class StoredVectors:
         For a server on a GPU, return the rule vectors themselves, which the sweep updates in place.
         """
         if self.device is not HOST:
-            self._spare_draft = self._spare_draft or self._versions.take()  # fails before the round is decided
+            spare = self._spare_draft  # a new one fails before the round is decided
+            self._spare_draft = self._versions.take() if spare is None else spare
             return rule_vectors
         return {name: self._named.output(f"rule_vector.{name}", vector) for name, vector in rule_vectors.items()}
 
@@ -151,9 +152,10 @@ class StoredVectors:
         """Return the params themselves if they are in a slot; of params on a GPU, return a copy in a slot."""
         if self.device is HOST or not on_gpu(params):
             return params
-        draft, self._spare_draft = self._spare_draft or self._versions.take(), None
-        bring(params, draft.array)
-        return draft.publish()
+        draft = self._versions.take() if self._spare_draft is None else self._spare_draft
+        self._spare_draft = None
+        bring(params, as_array(draft))
+        return self._versions.finished(draft)
 
     def prepare_sweep(self, prepared: Any) -> None:
         """Map the pages that the sweep of a round writes. May be repeated."""
@@ -169,7 +171,7 @@ class StoredVectors:
             checksums = sweep_checksums(prepared.sweep, prepared.checksums[-1])
         if self._rows is not None:
             self._rows.record_sweep(prepared.rows, checksums)
-        return SweptVectors(prepared.draft.array, prepared.rule_vectors, (prepared.rows, checksums))
+        return SweptVectors(as_array(prepared.draft), prepared.rule_vectors, (prepared.rows, checksums))
 
     def params_place(self, params: Row, checksums: SweepChecksums = NO_CHECKSUMS) -> Place:
         """Write a version to its slot, if it is not there yet, and return its place for a commit."""
