@@ -24,14 +24,11 @@ class Line:
     """One cell of a table, with our runs."""
 
     cell: Cell
+    #: The table's reading of each seed's run; nan: it has no value, as for a target that was not reached.
     values: tuple[float, ...]
-    """The table's reading of each seed's run; nan: it has no value, as for a target that was not reached."""
-    others: Mapping[str, tuple[float, ...]]
-    """The other readings of each seed's run."""
-    seconds: float
-    """CPU seconds of all runs."""
-    mean_of: int = 1
-    """Number of runs of which the paper's number is the mean."""
+    others: Mapping[str, tuple[float, ...]]  #: The other readings of each seed's run.
+    seconds: float  #: CPU seconds of all runs.
+    mean_of: int = 1  #: Number of runs of which the paper's number is the mean.
 
     @property
     def ours(self) -> SeedStatistics:

@@ -62,13 +62,10 @@ class Search(NamedTuple):
     The best one has the largest `reading` of the table.
     """
 
-    name: str
-    """Different from those of the table's other searches."""
+    name: str  #: Different from those of the table's other searches.
     rule: str
-    settings: Mapping[str, Any]
-    """Of the trials."""
-    ranges: tuple[str, ...]
-    """Of the options and settings that are tuned, as `afflux compare --grid` reads them."""
+    settings: Mapping[str, Any]  #: Of the trials.
+    ranges: tuple[str, ...]  #: Of the options and settings that are tuned, as `afflux compare --grid` reads them.
     trials: int = 6
 
 
@@ -79,21 +76,16 @@ TRIALS_SEED = 9
 class Cell(NamedTuple):
     """One run of a table, for each seed."""
 
-    name: str
-    """Different from those of the table's other cells."""
-    rule: str
-    """With all options, as text."""
-    settings: Mapping[str, Any]
-    """Those that differ from `SimConfig`'s defaults, without the folder of the data."""
+    name: str  #: Different from those of the table's other cells.
+    rule: str  #: With all options, as text.
+    settings: Mapping[str, Any]  #: Those that differ from `SimConfig`'s defaults, without the folder of the data.
+    #: The number that the paper prints; None: a figure's curve, or our own addition. In a figure, the name is that of
+    #: the panel, a comma, and that of the curve.
     paper: float | None = None
-    """The number that the paper prints; None: a figure's curve, or our own addition. In a figure, the name is that of
-    the panel, a comma, and that of the curve."""
-    search: Search | None = None
-    """Finds the options that the rule lacks."""
-    seeds: int = 0
-    """If not 0: the cell has the seeds below it only, not all of its table."""
+    search: Search | None = None  #: Finds the options that the rule lacks.
+    seeds: int = 0  #: If not 0: the cell has the seeds below it only, not all of its table.
+    #: Arrivals and accuracy, of a figure's curve: the numbers that the paper prints. Infinitely many: the run's end.
     points: tuple[tuple[float, float], ...] = ()
-    """Arrivals and accuracy, of a figure's curve: the numbers that the paper prints. Infinitely many: the run's end."""
 
     def curve(self, name: str, *points: tuple[float, float]) -> "Cell":
         """Return the cell as a curve of a figure, with the paper's number at its end, and more points."""
@@ -105,39 +97,27 @@ class Cell(NamedTuple):
 class Table:
     """One table or figure."""
 
-    name: str
-    """For the command line."""
+    name: str  #: For the command line.
     paper: str
     shows: str
-    needs: str = ""
-    """Data, model and length."""
-    hours: float = 0.0
-    """CPU hours of all cells and seeds, by a measurement of single runs."""
-    cells: tuple[Cell, ...] = ()
-    """Empty: it is not run here, and `open` says why."""
+    needs: str = ""  #: Data, model and length.
+    hours: float = 0.0  #: CPU hours of all cells and seeds, by a measurement of single runs.
+    cells: tuple[Cell, ...] = ()  #: Empty: it is not run here, and `open` says why.
     seeds: int = 3
+    #: The number that is compared with the paper's, chosen for the paper before its runs were made.
     reading: Reading = LAST
-    """The number that is compared with the paper's, chosen for the paper before its runs were made."""
-    others: tuple[Reading, ...] = ()
-    """Other readings, which are shown beside it."""
-    open: str = ""
-    """Why it is not run here."""
-    note: str = ""
-    """Where the paper contradicts itself, or leaves something open."""
-    memory: float = 0.6
-    """GB that one run needs."""
-    mean_of: int = 1
-    """Number of runs of which each of the paper's numbers is the mean."""
+    others: tuple[Reading, ...] = ()  #: Other readings, which are shown beside it.
+    open: str = ""  #: Why it is not run here.
+    note: str = ""  #: Where the paper contradicts itself, or leaves something open.
+    memory: float = 0.6  #: GB that one run needs.
+    mean_of: int = 1  #: Number of runs of which each of the paper's numbers is the mean.
+    #: Whether a run is kept while it is made, so that the same command continues one that was interrupted.
     long: bool = False
-    """Whether a run is kept while it is made, so that the same command continues one that was interrupted."""
-    computed: bool = False
-    """Whether it needs no training, and so has no cells."""
+    computed: bool = False  #: Whether it needs no training, and so has no cells.
+    #: A rule: its runs, which are always made, end the virtual time in which all runs of their setting are read.
     clock: str = ""
-    """A rule: its runs, which are always made, end the virtual time in which all runs of their setting are read."""
-    page: Callable[..., Any] | None = None
-    """Makes the page, as `referee.referee_page`; None: `comparison.table_page`."""
-    facts: Callable[..., Mapping[str, float]] | None = None
-    """Further facts of a line, from the job and its result."""
+    page: Callable[..., Any] | None = None  #: Makes the page, as `referee.referee_page`; None: `comparison.table_page`.
+    facts: Callable[..., Mapping[str, float]] | None = None  #: Further facts of a line, from the job and its result.
 
     @property
     def count(self) -> int:

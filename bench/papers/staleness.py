@@ -14,16 +14,11 @@ from afflux.sim.workload.selection import UniformSelection
 class StalenessSummary:
     """Server steps between a client's pull and the step that its update joins."""
 
-    largest: int
-    """Largest over all arrivals: tau_max of CA2FL and FADAS."""
-    mean: float
-    """Mean over all arrivals: CA2FL's tau_avg."""
-    mean_largest: float
-    """Mean over steps of the largest staleness in the step: FADAS's tau_avg."""
-    time: float
-    """Virtual time of the last step, in the law's unit."""
-    by_step: np.ndarray = field(compare=False, repr=False)
-    """Of each arrival: (steps, buffer_size), int64."""
+    largest: int  #: Largest over all arrivals: tau_max of CA2FL and FADAS.
+    mean: float  #: Mean over all arrivals: CA2FL's tau_avg.
+    mean_largest: float  #: Mean over steps of the largest staleness in the step: FADAS's tau_avg.
+    time: float  #: Virtual time of the last step, in the law's unit.
+    by_step: np.ndarray = field(compare=False, repr=False)  #: Of each arrival: (steps, buffer_size), int64.
 
 
 def simulate_staleness(

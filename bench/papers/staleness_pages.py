@@ -64,10 +64,8 @@ class PaperSchedule(NamedTuple):
     law: str
     concurrency: int
     buffer_size: int
-    largest: float | None
-    """Over all arrivals; None: it is not printed."""
-    mean: float
-    """Of all arrivals (CA2FL); of the largest ones of the rounds (FADAS)."""
+    largest: float | None  #: Over all arrivals; None: it is not printed.
+    mean: float  #: Of all arrivals (CA2FL); of the largest ones of the rounds (FADAS).
     num_clients: int = 100
 
 

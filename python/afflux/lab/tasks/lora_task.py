@@ -27,20 +27,16 @@ if TYPE_CHECKING:
 class Sentences(NamedTuple):
     """The examples of the training or the test part."""
 
-    sentences: list[tuple[str, ...]]
-    """One or two sentences of each example."""
-    labels: np.ndarray
-    """(n,) int64, from 0."""
+    sentences: list[tuple[str, ...]]  #: One or two sentences of each example.
+    labels: np.ndarray  #: (n,) int64, from 0.
 
 
 class Source(NamedTuple):
     """The folder of a task, and its columns."""
 
     folder: str
-    columns: tuple[str, ...]
-    """Those of the sentences, then the one of the label."""
-    labels: tuple[str, ...]
-    """The texts of the labels; the first is class 0."""
+    columns: tuple[str, ...]  #: Those of the sentences, then the one of the label.
+    labels: tuple[str, ...]  #: The texts of the labels; the first is class 0.
 
 
 TASKS: Mapping[str, Source] = {

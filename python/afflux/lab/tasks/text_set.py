@@ -15,16 +15,14 @@ from afflux.lab.tasks.leaf import LeafFile, leaf_folders, read_leaf
 from afflux.sim.data.files import FileLayout, bad_file, read_table, read_text
 from afflux.sim.data.image_set import shards_of
 
+#: LEAF's 80 characters; the index of a character is its class.
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's 80 characters; the index of a character is its class."""
-UNKNOWN = ALPHABET.index(" ")
-"""The index of characters outside the alphabet, as in LEAF."""
+UNKNOWN = ALPHABET.index(" ")  #: The index of characters outside the alphabet, as in LEAF.
 WINDOW = 80
-LEAST_CHARACTERS = 1000
-"""Roles with fewer characters are left out; in LEAF's JSON, all roles are read."""
+LEAST_CHARACTERS = 1000  #: Roles with fewer characters are left out; in LEAF's JSON, all roles are read.
+#: The first speeches of a role, until they have this share of its characters, are the training part; the rest is the
+#: test part. No window has characters of both. LEAF's JSON has its own parts.
 TRAIN_SHARE = 0.8
-"""The first speeches of a role, until they have this share of its characters, are the training part; the rest is the
-test part. No window has characters of both. LEAF's JSON has its own parts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,16 +33,12 @@ class TextSet:
     """
 
     name: str
-    text: np.ndarray
-    """(characters,) uint8: indices into `ALPHABET`."""
-    train: np.ndarray
-    """(n,) int64: starts of the training windows."""
-    train_owner: np.ndarray
-    """(n,) int64: index into `owners`."""
+    text: np.ndarray  #: (characters,) uint8: indices into `ALPHABET`.
+    train: np.ndarray  #: (n,) int64: starts of the training windows.
+    train_owner: np.ndarray  #: (n,) int64: index into `owners`.
     test: np.ndarray
     test_owner: np.ndarray
-    owners: tuple[str, ...]
-    """Names of the clients: speaking roles."""
+    owners: tuple[str, ...]  #: Names of the clients: speaking roles.
     num_classes: int = len(ALPHABET)
 
     @property

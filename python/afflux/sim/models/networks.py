@@ -142,8 +142,7 @@ def _lenet5(name: str, shape: InputShape, num_classes: int) -> nn.Module:
     return _convolutional(name, shape, num_classes, kernel=5, channels=(6, 16), units=(120, 84), paddings=paddings)
 
 
-Normalization: TypeAlias = Callable[[int], nn.Module]
-"""Number of channels -> layer."""
+Normalization: TypeAlias = Callable[[int], nn.Module]  #: Number of channels -> layer.
 
 
 class Block(nn.Module):
