@@ -32,7 +32,7 @@ napoleon_attr_annotations = False  # as above
 
 html_theme = "furo"
 html_title = "afflux"
-html_static_path, html_css_files = ["_static"], ["pictures.css"]
+html_static_path, html_css_files = ["_static"], ["site.css"]
 
 ROOT, DOCS = Path(__file__).parents[1], Path(__file__).parent
 #: Pages of the site whose text is a file of the repository.
@@ -55,6 +55,7 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
     The index is README.md, followed by the lists of pages in index.md.
     """
     file = ROOT / FILES[page] if page in FILES else DOCS / f"{page}.md"
+    app.env.note_dependency(str(file), docname=page)
     depth = "../" * page.count("/")
 
     def link(found: re.Match[str]) -> str:

@@ -66,9 +66,10 @@ def test_every_public_class_has_a_docstring_of_its_own(module):
 
 
 def test_texts_of_attributes_are_whole(site):
-    """A colon ends none of them: what stands before it is no type."""
+    """A colon ends none of them: what is before it is not a type."""
     pages = [page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html")]
     assert not [page for page in pages if ">Type<span" in page]
+    assert not [page for page in pages if "|---" in page], "a table of Markdown in a docstring"
     assert any("are sound: then later bits do not change" in page for page in pages)
 
 

@@ -1,14 +1,16 @@
 """Formats of clients' cached vectors, for `Calibrate.codec` and `ops.encode`. Bytes: docs/reference/codecs.md.
 
-| codec                        | bytes per element | a value becomes                                                  |
-|------------------------------|-------------------|------------------------------------------------------------------|
-| float32, float64             | 4, 8              | itself                                                           |
-| float16, bfloat16            | 2                 | the nearest finite value                                         |
-| affine(8, 4, 2 or 1)         | bits/8 + 1/16     | one of 2^bits points from min to max of its block of 128, drawn  |
-|                              |                   | at random so that it is unbiased                                 |
-| affine(bits, scope="vector") | bits/8            | the same with min and max of the whole vector                    |
-| rotated(4, 2 or 1)           | bits/8 + 1/32     | the nearest level after a random rotation of 128 values, scaled  |
-|                              |                   | so that it is unbiased over uniform rotations                    |
+============================  =================  =====================================================
+codec                         bytes per element  a value becomes
+============================  =================  =====================================================
+float32, float64              4, 8               itself
+float16, bfloat16             2                  the nearest finite value
+affine(8, 4, 2 or 1)          bits/8 + 1/16      one of 2^bits points from min to max of its block of
+                                                 128, drawn at random so that it is unbiased
+affine(bits, scope="vector")  bits/8             the same with min and max of the whole vector
+rotated(4, 2 or 1)            bits/8 + 1/32      the nearest level after a random rotation of 128
+                                                 values, scaled so that it is unbiased over rotations
+============================  =================  =====================================================
 
 >>> affine(4)
 codecs.affine(4)
