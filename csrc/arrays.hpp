@@ -176,7 +176,7 @@ class PartArrays {
   PartArrays(const PartArrays&) = delete;
   PartArrays& operator=(const PartArrays&) = delete;
 
-  // Returns the borrowed arrays of an object: those that it has already borrowed itself, if they are to be read.
+  // Returns the borrowed arrays of an object: those that are lent, if they are to be read, and have the same memory.
   static std::shared_ptr<const PartArrays> of(Argument argument, const PartsObject& parts, Access access);
 
   // The view refers to this object.
@@ -184,6 +184,9 @@ class PartArrays {
   const std::vector<PartView>& list() const { return list_; }
 
  private:
+  // Returns whether the arrays still have the memory that they had when they were borrowed.
+  bool is_of(const pybind11::tuple& arrays) const;
+
   const Borders borders_;
   const Converted conversion_;
   ArrayBlock arrays_;

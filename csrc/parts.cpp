@@ -8,7 +8,10 @@
 #include <utility>
 
 #include "arrays.hpp"
+#include "exchange.hpp"
 #include "foreign.hpp"
+#include "formats.hpp"
+#include "numpy_array.hpp"
 #include "values.hpp"
 
 namespace py = pybind11;
@@ -114,8 +117,25 @@ PartArrays::PartArrays(Argument argument, const PartsObject& parts, Access acces
   if (!borders_->empty()) view_.size = borders_->back();
 }
 
+bool PartArrays::is_of(const py::tuple& arrays) const {
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    dlpack::Tensor tensor{};
+    const void* data = nullptr;
+    std::int64_t size = -1;
+    if (const auto array = numpy_array(item(arrays, i), false)) {
+      data = array->data;
+      size = elements(array->dimensions, array->shape);
+    } else if (described(item(arrays, i), &tensor)) {
+      data = static_cast<const char*>(tensor.data) + tensor.byte_offset;
+      size = elements(tensor.ndim, tensor.shape);
+    }
+    if (data != list_[i].data || size != list_[i].size) return false;
+  }
+  return true;
+}
+
 std::shared_ptr<const PartArrays> PartArrays::of(Argument argument, const PartsObject& parts, Access access) {
-  if (parts.lent && !writes(access)) return parts.lent;
+  if (parts.lent && !writes(access) && parts.lent->is_of(parts.arrays)) return parts.lent;
   return std::make_shared<const PartArrays>(argument, parts, access);
 }
 

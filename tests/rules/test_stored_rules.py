@@ -1,5 +1,7 @@
 """A store keeps its rule as data, and is opened without the rule."""
 
+import pickle
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -37,7 +39,7 @@ def test_a_preset_opens_without_being_told(name, tmp_path):
         for each in (here, there):
             pushes(each, 25)
     with Server.open(tmp_path / "store") as again:
-        assert again.rule == here.rule
+        assert again.rule == here.rule == pickle.loads(pickle.dumps(here.rule)) == deepcopy(here.rule)
         for each in (here, again):
             pushes(each, 25)
         assert bits(again.params) == bits(here.params)

@@ -638,6 +638,31 @@ def test_one_client_more_than_there_is_room_for(rule, faults):
     assert server.clients == ({0, 1} if rule.name == "ca2fl" else set())
 
 
+@pytest.mark.parametrize("shrink", ["numpy", "torch"])
+def test_an_array_that_loses_its_memory_while_the_rule_weighs(shrink):
+    """The round reads arrays where they are: it looks again at where that is."""
+    torch = pytest.importorskip("torch")
+    mine = np.ones(D, np.float32) if shrink == "numpy" else torch.ones(D)
+
+    class Shrinking:
+        def __call__(self, arrivals):
+            mine.resize(0, refcheck=False) if shrink == "numpy" else mine.untyped_storage().resize_(0)
+            return np.ones(len(arrivals))
+
+    server = Server(replace(fedavg(), weigh=Shrinking()), np.zeros(D, np.float32))
+    check_error("client 1's update", server.step, [(1, 0, mine), (2, 0, VECTORS[0])])
+    assert (server.version, slots_taken(server)) == (0, 0)
+
+
+def test_a_step_that_gives_up_the_version_of_a_task():
+    server = Server(fedbuff(buffer_size=5), np.zeros(D, np.float32), max_versions=2)
+    server.checkout(1)
+    for version in range(3):
+        receipts, _ = server.step([(2, version, VECTORS[0])])
+        assert [receipt.status for receipt in receipts] == ["joined"]
+    assert server.counts["refused"] == 0
+
+
 def test_an_entry_is_read_once():
     """Also if the vectors are then copied, because the round does not read one where it is."""
     server = Server(fedbuff(buffer_size=2), np.zeros(D, np.float32), max_staleness=0)

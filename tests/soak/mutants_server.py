@@ -209,6 +209,12 @@ step: plain pushes may share memory
 step: a model is read with the version of the push before
 -    if (!own.is(step->base)) step->conversion
 +    if (is_none(step->base)) step->conversion
+step: an array is not looked at again
+-  if (parts.lent && !writes(access) && parts.lent->is_of(parts.arrays)) return parts.lent;
++  if (parts.lent && !writes(access)) return parts.lent;
+step: the draft is that before a version was given up
+-                    draft = self.admission if batch is None else batch.decided()  # as bases
++                    pass  # as bases
 step: a copied entry is left to Python without the others
 -    if (is_none(push) && !step.in_place) return push;
 step: a task may stand twice

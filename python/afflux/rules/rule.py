@@ -323,9 +323,6 @@ class Rule:
     weigh: Weigh
     calibrate: Calibrate
     step: Optimizer
-    needs: Needs = field(init=False, repr=False, compare=False)  #: of the weigh part, as they are when the rule is made
-    #: the vectors that step keeps, and their initial values
-    states: Mapping[str, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if as_text(self.name) is None:
@@ -343,10 +340,7 @@ class Rule:
 
     @reads("[Rule] what weigh or step needs")
     def _check_needs(self) -> None:
-        needs: Needs = getattr(self.weigh, "needs", _NOTHING)
-        states: Mapping[str, float] = getattr(self.step, "states", {})
-        object.__setattr__(self, "needs", needs)
-        object.__setattr__(self, "states", states)
+        needs = self.needs
         if self.kind == "model" and (self.calibrate.cached or needs.products or needs.rule_vectors):
             raise AffluxError("[Rule] rows, inner products and rule vectors are of updates or gradients, not of models")
         if needs.trim and self.calibrate.cached:
@@ -357,12 +351,24 @@ class Rule:
                 f"{MOST_RULE_VECTORS}, and no others can be handed in"
             )
         names_of_facts("Rule", "needs.facts", needs.facts)
-        for name, first in (*needs.scalars.items(), *states.items()):
+        for name, first in (*needs.scalars.items(), *self.states.items()):
             if not -inf < first < inf:
                 raise AffluxError(f"[Rule] {name} starts at {first}, must be finite")
         names = self.rule_vectors
-        if len(names) != len(needs.rule_vectors) + len(states):
+        if len(names) != len(needs.rule_vectors) + len(self.states):
             raise AffluxError(f"[Rule] weigh and step both keep a vector of one name: {', '.join(names)}")
+
+    @property
+    def needs(self) -> Needs:
+        """The needs of the weigh part."""
+        needs: Needs = getattr(self.weigh, "needs", _NOTHING)
+        return needs
+
+    @property
+    def states(self) -> Mapping[str, float]:
+        """The vectors that step keeps, and their initial values."""
+        states: Mapping[str, float] = getattr(self.step, "states", {})
+        return states
 
     @property
     def rule_vectors(self) -> dict[str, float]:

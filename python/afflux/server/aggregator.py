@@ -348,8 +348,10 @@ class Aggregator(Monitor[Round]):
                     return None
                 draft = self.admission if batch is None else batch.decided()
                 makes = draft.filled and not (late and not draft.late)
-                if makes and not self.make_room():
-                    return None
+                if makes and self._full:
+                    if not self.make_room():
+                        return None
+                    draft = self.admission if batch is None else batch.decided()  # as bases of tasks were given up
                 decided = self._prepared(op, draft.arrivals(), draft, ends_pass=ends_pass) if makes else None
                 if batch is not None:
                     batch.sweep(decided)

@@ -257,7 +257,8 @@ def ticket_of(admission: Admission, push: Taken) -> Ticket:
     pushed, task_id = push
     client_id, pulled, *_ = pushed
     task = None if task_id is None else admission.opened(task_id)
-    facts = NO_TASK._replace(client_id=client_id) if task is None and task_id is not None else pushed
+    refused = task is None and task_id is not None  # another push has closed it meanwhile
+    facts = NoArrival("expired", f"[push] task {task_id} is closed", client_id, pulled) if refused else pushed
     return Ticket(pushed=facts, slot=pushed[5], task=task, client_id=client_id, pulled=pulled)
 
 
