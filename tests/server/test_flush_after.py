@@ -19,26 +19,21 @@ from inside import aggregator_of, mutex_of, stopped_clock, store_of
 CLIENTS = 9
 
 
-class Clock:
-    """The time of servers, which a test sets."""
+def waiting(set_time, now=1000.0):
+    """A function that lets the time of servers go on."""
 
-    def __init__(self, set_time):
-        self._set, self._now = set_time, 1000.0
+    def wait(seconds):
+        nonlocal now
+        now += seconds
+        set_time(now)
 
-    @property
-    def now(self):
-        return self._now
-
-    @now.setter
-    def now(self, seconds):
-        self._now = seconds
-        self._set(seconds)
+    return wait
 
 
 @pytest.fixture
-def clock():
+def wait():
     with stopped_clock(1000.0) as set_time:
-        yield Clock(set_time)
+        yield waiting(set_time)
 
 
 CALLS = {
@@ -57,15 +52,15 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_only_poll_makes_the_step_that_is_late(clock, call):
+def test_only_poll_makes_the_step_that_is_late(wait, call):
     seen = []
     server = Server(fedbuff(buffer_size=5), vector(0.0), flush_after=10, on_step=seen.append)
     push(server, 1, 1.0)
-    clock.now += 6
+    wait(6)
     push(server, 2, 3.0)
-    clock.now += 4
+    wait(4)
     assert server.poll() is None  # ten seconds are not longer than ten seconds
-    clock.now += 0.5
+    wait(0.5)
     CALLS[call](server)
     assert (server.version, seen) == (0, [])
     assert server.poll() is seen[0]
@@ -73,35 +68,35 @@ def test_only_poll_makes_the_step_that_is_late(clock, call):
     assert server.poll() is None
 
 
-def test_the_time_counts_from_the_first_arrival_in_the_buffer(clock):
+def test_the_time_counts_from_the_first_arrival_in_the_buffer(wait):
     server = Server(fedbuff(buffer_size=2), vector(0.0), flush_after=10.0)
-    clock.now += 100
+    wait(100)
     push(server)
-    clock.now += 9
+    wait(9)
     assert server.poll() is None
     push(server)  # a full buffer
-    clock.now += 9
+    wait(9)
     push(server)
-    clock.now += 9
+    wait(9)
     assert server.poll() is None
     assert server.discard() == 1
-    clock.now += 100
+    wait(100)
     assert server.poll() is None
     push(server)
-    clock.now += 11
+    wait(11)
     assert server.poll().version == 2
 
 
-def test_a_client_that_replaces_its_arrival_does_not_put_the_step_off(clock):
+def test_a_client_that_replaces_its_arrival_does_not_put_the_step_off(wait):
     server = Server(fedbuff(buffer_size=5), vector(0.0), duplicates="latest", flush_after=10)
     for value in range(4):
         push(server, 1, value)
-        clock.now += 3
+        wait(3)
     assert server.poll().client_ids == (1,)
     assert server.params[0] == 3.0
 
 
-def test_a_rule_that_pulls_while_a_late_step_is_decided(clock):
+def test_a_rule_that_pulls_while_a_late_step_is_decided(wait):
     pulled = []
 
     def weigh(arrivals):
@@ -110,12 +105,12 @@ def test_a_rule_that_pulls_while_a_late_step_is_decided(clock):
 
     server = Server(replace(fedbuff(buffer_size=5), weigh=weigh), vector(0.0), flush_after=10)
     push(server)
-    clock.now += 11
+    wait(11)
     assert server.poll().version == 1
     assert pulled == [0]
 
 
-def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock):
+def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(wait):
     """It holds the mutex."""
     started, go_on, slow = Event(), Event(), Event()
 
@@ -130,7 +125,7 @@ def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock):
     slow.set()
     other = start(lambda: push(server, "other"))
     assert started.wait(600)
-    clock.now += 11
+    wait(11)
     assert (server.pull().version, server.arrivals_waiting) == (0, 1)
     assert not other.done()
     go_on.set()
@@ -138,48 +133,48 @@ def test_pulls_do_not_wait_for_the_weigh_part_of_another_thread(clock):
     assert server.version == 1
 
 
-def test_an_interrupt_of_a_late_step_leaves_the_mutex_free(clock, monkeypatch):
+def test_an_interrupt_of_a_late_step_leaves_the_mutex_free(wait, monkeypatch):
     server = Server(replace(fedbuff(buffer_size=2), weigh=raising(KeyboardInterrupt)), vector(0.0), flush_after=10)
     push(server)
-    clock.now += 11
+    wait(11)
     check_raises(KeyboardInterrupt, server.poll)
     assert not mutex_of(server).locked()
     assert server.discard() == 1
 
 
-def test_a_round_that_was_interrupted_does_not_hold_up_a_late_step(clock, monkeypatch):
+def test_a_round_that_was_interrupted_does_not_hold_up_a_late_step(wait, monkeypatch):
     server = Server(fedbuff(buffer_size=2), vector(0.0), flush_after=10)
     with monkeypatch.context() as patch:
         patch.setattr(Round, "make", raising(KeyboardInterrupt))
         push(server, 0)
         check_raises(KeyboardInterrupt, push, server, 1)
     assert push(server, 2).status == "joined"
-    clock.now += 11
+    wait(11)
     assert server.poll().version == 2
 
 
-def test_none_waits_for_a_full_buffer(clock):
+def test_none_waits_for_a_full_buffer(wait):
     server = Server(fedbuff(buffer_size=5), vector(0.0))
     push(server)
-    clock.now += 1e9
+    wait(1e9)
     assert server.poll() is None
     assert server.version == 0
 
 
-def test_arrivals_in_a_sum(clock):
+def test_arrivals_in_a_sum(wait):
     server = Server(fedbuff(buffer_size=5), vector(0.0), accumulate=True, flush_after=10)
     push(server, 1, 1.0)
     push(server, 2, 3.0)
-    clock.now += 11
+    wait(11)
     assert server.poll().client_ids == (1, 2)
     assert server.params.tolist() == [2.0] * D
 
 
-def test_a_step_that_cannot_be_made_raises(clock):
+def test_a_step_that_cannot_be_made_raises(wait):
     """Zeno++ has no validation gradient yet."""
     server = Server(replace(zenopp(), buffer_size=3), vector(0.0), flush_after=10)
     push(server, 1)
-    clock.now += 11
+    wait(11)
     for client in (2, 3):
         if server.arrivals_waiting < 2:
             assert push(server, client).status == "joined"
@@ -191,36 +186,36 @@ def test_a_step_that_cannot_be_made_raises(clock):
     assert server.poll().client_ids == (1, 2)
 
 
-def test_poll_closes_tasks_also_where_it_raises(clock):
+def test_poll_closes_tasks_also_where_it_raises(wait):
     server = Server(fedbuff(buffer_size=3), vector(0.0), flush_after=10)
     server.checkout(1, lease=60)
     task = server.checkout(2)
     server.replace_rule(replace(server.rule, weigh=lambda arrivals: "abc"))
     push(server)
-    clock.now += 61
+    wait(61)
     check_error("must be numbers", server.poll)
     assert [each.task for each in aggregator_of(server).admission.opened_tasks()] == [task.id]
 
 
-def test_after_a_reopen_the_time_counts_from_there(clock, tmp_path):
+def test_after_a_reopen_the_time_counts_from_there(wait, tmp_path):
     path = tmp_path / "store"
     with Server(fedbuff(buffer_size=5), vector(0.0), store=path, flush_after=10) as server:
         push(server)
-        clock.now += 9
-    clock.now += 100
+        wait(9)
+    wait(100)
     with Server.open(path) as server:
         assert server.options.flush_after == 10.0
         assert server.poll() is None
-        clock.now += 11
+        wait(11)
         assert server.poll().version == 1
     with Server.open(path) as server:
         assert (server.version, server.arrivals_waiting) == (1, 0)
 
 
-def test_a_late_step_that_cannot_be_saved(clock, tmp_path, monkeypatch):
+def test_a_late_step_that_cannot_be_saved(wait, tmp_path, monkeypatch):
     server = Server(fedbuff(buffer_size=5), vector(0.0), store=tmp_path / "store", flush_after=10)
     push(server, 1)
-    clock.now += 11
+    wait(11)
     with monkeypatch.context() as patch:
         patch.setattr(type(store_of(server)), "save_round", raising(StoreError, "[store] the disk is full"))
         check_error("the disk is full", server.poll, error=StoreError)
@@ -257,12 +252,12 @@ def test_a_replay_makes_the_same_steps_without_a_clock(moves, name):
 
     vectors = {}
     with stopped_clock(1000.0) as set_time:
-        clock = Clock(set_time)
+        wait = waiting(set_time)
         server = fresh()
         for move, *facts in moves:
             late, before = aggregator_of(server).admission.late, server.version
             if move == "wait":
-                clock.now += facts[0]
+                wait(facts[0])
             elif move == "push":
                 client, back = facts
                 value = np.random.default_rng([client, server.joins]).standard_normal(D).astype(np.float32)
@@ -281,7 +276,7 @@ def test_a_replay_makes_the_same_steps_without_a_clock(moves, name):
         again = fresh()
 
         def pushed(join):
-            clock.now += 20
+            wait(20)
             return vectors[join.number]
 
         replay(server.log, again, pushed)

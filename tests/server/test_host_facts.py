@@ -163,8 +163,7 @@ def test_the_first_version(tmp_path):
 
 def test_the_state_of_the_largest_first_version():
     server = Server(fedbuff(buffer_size=1), np.zeros(D, np.float32), first_version=2**52)
-    for version in range(2**52, 2**52 + 3):
-        server.push(client=1, version=version, update=ONES)
+    push_all(server, [1] * 3, ONES)
     opened = Server(fedbuff(buffer_size=1), np.zeros(D, np.float32))
     opened.load_state_dict(server.state_dict())
     assert opened.version == 2**52 + 3

@@ -5,7 +5,7 @@ import pytest
 
 from afflux import Server, rules
 from afflux.server import persistence
-from conftest import bits, check_error, check_raises, same_state
+from conftest import bits, check_error, check_raises, push_all, same_state
 from inside import aggregator_of, slots_taken
 
 D, M = 5, 3
@@ -17,8 +17,7 @@ def vector(number):
 
 def filled(rule, waiting, **options):
     server = Server(rule, np.zeros(D, np.float32), num_clients=4, **options)
-    for i in range(waiting):
-        server.push(client=i % 4, version=server.version, **{rule.kind: vector(i)}, timeout=0)
+    push_all(server, range(waiting), vector, timeout=0)
     return server
 
 
@@ -39,8 +38,7 @@ def test_a_server_loads_its_own_state(rule, waiting, options):
         server.load_state_dict(server.state_dict())
         assert slots_taken(server) == slots_taken(other) == aggregator_of(server).admission.slots_held
     for each in server, other:
-        for i in range(5):
-            each.push(client=i % 4, version=each.version, **{rule.kind: vector(10 + i)}, timeout=0)
+        push_all(each, (0, 1, 2, 3, 0), lambda client: vector(10 + client), timeout=0)
     assert (server.version, bits(server.params)) == (other.version, bits(other.params))
     assert server.counts == other.counts
 

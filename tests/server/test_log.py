@@ -253,13 +253,8 @@ def play(server, script, vectors):
             getattr(server, entry[0])()
             continue
         _, client, back, pick, examples = entry
-        receipt = server.push(
-            client=client,
-            **{server.rule.kind: VECTORS[pick]},
-            version=max(0, server.version - back),
-            num_examples=examples,
-            loss=float(pick),
-        )
+        facts = {"version": max(0, server.version - back), "num_examples": examples, "loss": float(pick)}
+        receipt = push_all(server, [client], VECTORS[pick], **facts)
         if receipt.join is not None:
             vectors[receipt.join] = VECTORS[pick]
     return server

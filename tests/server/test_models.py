@@ -78,8 +78,7 @@ def test_buffers_are_averaged_over_the_accepted():
 def test_a_replay_takes_the_buffers():
     server, again = (Server(fedavg(buffer_size=2), module(), log=True) for _ in range(2))
     pushed = [with_statistics(seed, 10 * seed) for seed in (1, 2, 5)]
-    for client, model in enumerate(pushed):
-        server.push(client=client, update=parameters(model), version=0, buffers=model)
+    push_all(server, range(len(pushed)), lambda i: parameters(pushed[i]), version=0, buffers=pushed.__getitem__)
     vectors = [parameters(model) for model in pushed]
     replay(server.log, again, lambda join: vectors[join.number], buffers=lambda join: pushed[join.number])
     same_state(server.state_dict(), again.state_dict())
@@ -172,8 +171,7 @@ def test_float64_params_keep_what_float32_loses(name, rng):
     server = Server(rule, start, num_clients=20, dtype="float64")
     assert bits(server.params) == bits(start)
     vectors = rng.standard_normal((rule.buffer_size, size))
-    for client, vector in enumerate(vectors):
-        server.push(client=client, **{server.rule.kind: vector}, version=0)
+    push_all(server, range(rule.buffer_size), vectors.__getitem__, version=0)
     m = rule.buffer_size
     expected = {
         "fedavg": start + vectors.mean(0),

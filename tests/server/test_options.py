@@ -12,7 +12,7 @@ import pytest
 from afflux import AffluxError, Server, ServerOptions, plan
 from afflux.aggregation.options import STORED_OPTIONS, Options
 from afflux.rules import ca2fl, fedasync, fedavg, fedbuff, gsgm, wkafl
-from conftest import ROOT, check_error, raising
+from conftest import ROOT, check_error, push_all, raising
 from pairwise import cover, soak_all
 
 
@@ -197,9 +197,8 @@ def said(call):
     return None
 
 
-def pushed(server, arrivals=6, kind="update"):
-    for client in range(arrivals):
-        server.push(client=client % 2, version=server.version, **{kind: np.ones(3)})
+def pushed(server, arrivals=6):
+    push_all(server, (client % 2 for client in range(arrivals)), np.ones(3))
 
 
 #: Values of the options that a store keeps and that can be combined with each other.
@@ -253,7 +252,7 @@ def test_every_pair_of_options_is_refused_or_works(preset, stored, tmp_path):
             check_error(re.escape(planned), Server, rule, np.zeros(3), **options)
             continue
         with Server(rule, np.zeros(3), **options) as server:  # closes the store
-            pushed(server, 2 if server.options.rounds == "flush" else 4, rule.kind)
+            pushed(server, 2 if server.options.rounds == "flush" else 4)
             if server.options.rounds == "flush":
                 server.flush()
             assert server.version >= 1, options

@@ -13,9 +13,7 @@ ONES = np.ones(2)
 
 
 def push(server, client, version=None):
-    return server.push(
-        client=client, version=server.version if version is None else version, **{server.rule.kind: ONES}
-    )
+    return push_all(server, [client], ONES, version=server.version if version is None else version)
 
 
 def warnings(caplog, about="[Server]"):

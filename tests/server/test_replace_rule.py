@@ -74,8 +74,7 @@ def test_arrivals_in_a_sum_keep_their_rule():
     assert server.replace_rule(replace(weighted, weigh=Uniform(), buffer_size=3)) is False
     server.push(client=1, update=vector(1.0), version=0, num_examples=1)
     assert server.params.tolist() == [3.0] * D
-    for value in (1.0, 2.0, 3.0):
-        server.push(client=int(value), update=vector(value), version=1, num_examples=int(value))
+    push_all(server, (1, 2, 3), vector, version=1, num_examples=lambda client: client)
     assert server.params.tolist() == [5.0] * D
 
 

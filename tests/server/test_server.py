@@ -10,7 +10,7 @@ from afflux import AffluxError, Calibrate, Rule, Server, UnavailableError
 from afflux.ops import Step
 from afflux.rules import RULES, ca2fl, fedavg, fedbuff
 from checked_out import D, vector
-from conftest import FakeCuda, bits, check_error, check_raises, push_all, ready
+from conftest import FakeCuda, bits, check_error, push_all, ready
 
 
 def snapshot(server):
@@ -25,8 +25,7 @@ def test_pull_is_a_read_only_version_that_never_changes():
     held = server.pull()
     with pytest.raises(ValueError, match="read-only"):
         held.params[0] = 1
-    for i in range(5):
-        server.push(client=0, update=vector(), version=i)
+    push_all(server, [0] * 5, vector())
     assert held.params.tolist() == [0.0] * D
     assert held.version == 0
     assert server.pull().params.tolist() == [5.0] * D
@@ -195,8 +194,7 @@ def test_a_rejected_client_keeps_its_row():
     weights = iter([[0.5, 0.5], [0.0, 1.0]])
     server = Server(failing(lambda arrivals: np.array(next(weights))), vector(0.0), num_clients=2)
     for version, values in enumerate([(1.0, 2.0), (100.0, 3.0)]):
-        for client, value in enumerate(values):
-            server.push(client=client, update=vector(value), version=version)
+        push_all(server, range(2), lambda client, values=values: vector(values[client]), version=version)
     assert [server.rows.row(c)[0] for c in range(2)] == [1.0, 3.0]
     assert server.rows.sum.tolist() == [4.0] * D
     # v = h + (3 - 2) with h = (1 + 2) / 2, after 0 + (1 + 2) / 2
@@ -232,36 +230,28 @@ def test_threads_push_at_once():
     assert np.abs(server.params - rounds).max() <= rounds * 2.0**-18  # 1/7 seven times, and 60 roundings
 
 
-def failing(weigh):
-    return Rule("mine", "update", 2, weigh, Calibrate(cached=True), lambda arrivals: Step("sgd"))
+def failing(weigh, lr=1.0):
+    return Rule("mine", "update", 2, weigh, Calibrate(cached=True), lambda arrivals: Step("sgd", lr))
 
 
 @pytest.mark.parametrize(
-    ("weigh", "error", "message"),
+    ("rule", "error", "message"),
     [
-        (lambda arrivals: np.ones(3), AffluxError, r"\[mine\] weigh gave weights of shape \(3,\), expected \(2,\)"),
-        (lambda arrivals: np.array([1, np.nan]), AffluxError, "weigh gave client 1 the weight nan, must be"),
-        (lambda arrivals: 1 / 0, ZeroDivisionError, "division"),
+        (failing(lambda _: np.ones(3)), AffluxError, r"\[mine\] weigh gave weights of shape \(3,\), expected \(2,\)"),
+        (failing(lambda _: np.array([1, np.nan])), AffluxError, "weigh gave client 1 the weight nan, must be"),
+        (failing(lambda _: 1 / 0), ZeroDivisionError, "division"),
+        (failing(fedbuff().weigh, np.nan), AffluxError, r"\[mine\] step gave lr nan, must be finite"),
+        (failing(fedbuff().weigh, -np.inf), AffluxError, "lr -inf, must be finite"),
+        (failing(fedbuff().weigh, 10**400), OverflowError, "too large"),
+        (failing(fedbuff().weigh, "fast"), ValueError, "'fast'"),
     ],
 )
-def test_a_rule_that_fails_loses_nothing(weigh, error, message):
+def test_a_rule_that_fails_loses_nothing(rule, error, message):
     """The push that would complete the round fails; what was waiting still waits."""
-    server = Server(failing(weigh), vector(), num_clients=3)
+    server = Server(rule, vector(), num_clients=3)
     server.push(client=0, update=vector(), version=0)
     before = snapshot(server)
     check_error(message, server.push, client=1, update=vector(2.0), version=0, error=error)
-    assert snapshot(server) == before
-
-
-@pytest.mark.parametrize(
-    ("lr", "error"), [(np.nan, AffluxError), (-np.inf, AffluxError), (10**400, OverflowError), ("fast", ValueError)]
-)
-def test_a_step_that_is_no_number_loses_nothing(lr, error):
-    rule = Rule("mine", "gradient", 2, fedbuff().weigh, Calibrate(cached=True), lambda arrivals: Step("sgd", lr))
-    server = Server(rule, vector(), num_clients=3)
-    server.push(client=0, gradient=vector(), version=0)
-    before = snapshot(server)
-    check_raises(error, server.push, client=1, gradient=vector(2.0), version=0)
     assert snapshot(server) == before
 
 

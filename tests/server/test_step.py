@@ -148,20 +148,18 @@ def test_a_step_fills_the_buffer_of_rounds_and_the_log_says_so(waits, tmp_path):
 
     def entry():
         i = next(number)
-        return i % 7, 0, vectors[i]
+        return {"client": i % 7, "version": 0, "update": vectors[i]}
 
     def fresh():
         return Server(fedbuff(buffer_size=3), np.zeros(D, np.float32), log=True)
 
     server = Server(fedbuff(buffer_size=3), np.zeros(D, np.float32), log=True, store=tmp_path / "store")
     for _ in range(waits):
-        client, version, update = entry()
-        server.push(client=client, version=version, update=update)
+        server.push(**entry())
     assert len(server.step([entry() for _ in range(7)])[1].client_ids) == 7 + waits
     assert len(server.step([entry() for _ in range(2)])[1].client_ids) == 2
     assert server.step([])[1] is None
-    client, version, update = entry()
-    server.push(client=client, version=version, update=update)
+    server.push(**entry())
     assert len(server.step([entry() for _ in range(2)])[1].client_ids) == 3
     cuts = [event for event in server.log if isinstance(event, Cut)]
     assert cuts == [Cut("flush", joins=7), Cut("flush"), Cut("flush", joins=2)]

@@ -228,9 +228,8 @@ def clipped(**wrong):
 
 def test_a_part_of_ones_own():
     server, twin = streaming(clipped()), Server(clipped(), vector(0.5))
-    for i in range(4):
-        for each in (server, twin):
-            each.push(client=i, update=vector(i + 0.25), version=0)
+    for each in (server, twin):
+        push_all(each, range(4), lambda client: vector(client + 0.25), version=0)
     assert np.all(np.abs(server.params - twin.params) <= np.spacing(twin.params))
     assert server.version == 2
 

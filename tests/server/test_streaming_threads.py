@@ -47,11 +47,7 @@ def test_threads_push_and_a_replay_gives_the_same_bits(name, max_slots):
         for _ in range(60):
             pick = int(own.integers(0, 20))
             version = max(0, server.version - int(own.integers(0, 3)))
-            picks[
-                server.push(
-                    client=number, **{server.rule.kind: vectors[pick]}, version=version, num_examples=pick + 1
-                ).join
-            ] = pick
+            picks[push_all(server, [number], vectors[pick], version=version, num_examples=pick + 1).join] = pick
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(client, range(6)))
