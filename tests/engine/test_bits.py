@@ -35,23 +35,22 @@ def test_the_bits_are_those_of_earlier_versions(digests):
 def test_the_order_is_as_described(isa, rng):
     assert (_engine.LANES, _engine.BLOCK, _engine.SUPERBLOCK) == (order.LANES, order.BLOCK, order.SUPERBLOCK)
     for size in (1, 31, 33, 2049, 65537, 5 * 65536 + 77):
-        x, y = awkward(rng, size), awkward(rng, size)
-        expected = [[order.inner_product(a, b) for b in (x, y)] for a in (x, y)]
-        for threads in THREADS:
-            assert ops.gram([x, y], num_threads=threads).tolist() == expected
-            facts = ops.ingest(x, np.empty_like(x), num_threads=threads)
-            assert facts.sum_of_squares == expected[0][0]
+        check_order(awkward(rng, size), awkward(rng, size))
+
+
+def check_order(x, y):
+    """Of sums over two vectors, by any number of threads."""
+    expected = [[order.inner_product(a, b) for b in (x, y)] for a in (x, y)]
+    for threads in THREADS:
+        assert ops.gram([x, y], num_threads=threads).tolist() == expected
+        assert ops.ingest(x, np.empty_like(x), num_threads=threads).sum_of_squares == expected[0][0]
 
 
 def test_the_order_of_float64_has_rounded_products(isa, rng):
     for size in (1, 33, 2049, 2 * 65536 + 77):
         x, y = (awkward(rng, size) * (1 + 1e-9 * rng.random(size)) for _ in range(2))
         assert x.dtype == np.float64
-        expected = [[order.inner_product(a, b) for b in (x, y)] for a in (x, y)]
-        for threads in THREADS:
-            assert ops.gram([x, y], num_threads=threads).tolist() == expected
-            facts = ops.ingest(x, np.empty_like(x), num_threads=threads)
-            assert facts.sum_of_squares == expected[0][0]
+        check_order(x, y)
 
 
 def test_the_order_of_mixed_types(isa, rng):

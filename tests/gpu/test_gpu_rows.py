@@ -65,11 +65,8 @@ def made(rule, put, **options):
 def some_pushes(server, count, clients=CLIENTS):
     for _ in range(count):
         rng = np.random.default_rng(server.joins)
-        server.push(
-            client=int(rng.integers(clients)),
-            **{server.rule.kind: vector(server.joins)},
-            version=max(0, server.version - server.joins % 3),
-        )
+        version = max(0, server.version - server.joins % 3)
+        push_all(server, [int(rng.integers(clients))], vector(server.joins), version=version)
 
 
 def in_turn(server, count):

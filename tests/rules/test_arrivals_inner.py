@@ -39,8 +39,7 @@ def served(part, vectors, **options):
     server = Server(Rule("asking", "gradient", len(vectors), part, NONE, Sgd(1.0)), np.zeros(D, np.float32), **options)
     if part.needs.handed_in:
         server.set_rule_vector("goal", np.linspace(-1, 1, D))
-    for client, vector in enumerate(vectors):
-        server.push(client=client, version=0, gradient=vector)
+    push_all(server, range(len(vectors)), vectors.__getitem__, version=0)
     return server
 
 

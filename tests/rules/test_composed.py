@@ -17,7 +17,7 @@ from afflux.rules.presets.krum import Krum
 from afflux.rules.presets.wkafl import CosineSelection
 from afflux.rules.presets.zenopp import ScoreTest
 from afflux.rules.rule import Needs, Weights
-from conftest import bits, check_error, ready
+from conftest import bits, check_error, push_all, ready
 from steps import STEPS, instance, numbers
 
 SIZE, CLIENTS, BUFFER = 37, 6, 4
@@ -172,11 +172,9 @@ def test_a_rejected_arrival_leaves_its_row_and_the_sum_alone():
     """WKAFL's selection over CA2FL's rows: client 2 pushes the opposite of all other updates."""
     rule = Rule("own", "gradient", 3, CosineSelection(), CACHED_DIFFERENCE, optimizers.Sgd(0.5))
     server = Server(rule, np.zeros(2, np.float32), num_clients=3)
-    for client, vector in enumerate([(1, 0), (1, 0.5), (1, 0.25)]):
-        server.push(client=client, gradient=np.array(vector, float), version=0)
+    push_all(server, range(3), np.array([(1, 0), (1, 0.5), (1, 0.25)]).__getitem__, version=0)
     row = server.rows.row(2)
-    for client, vector in enumerate([(2, 0), (2, 1), (-3, 0.5)]):
-        report = server.push(client=client, gradient=np.array(vector, float), version=1).report
+    report = push_all(server, range(3), np.array([(2, 0), (2, 1), (-3, 0.5)]).__getitem__, version=1).report
     assert [bool(why) for why in report.rejected] == [False, False, True]
     assert bits(server.rows.row(2)) == bits(row)
     assert server.rows.sum.tolist() == [2 + 2 + 1, 0 + 1 + 0.25]

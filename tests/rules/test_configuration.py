@@ -111,22 +111,17 @@ def test_every_part_of_the_package_is_registered():
         assert sorted(part.name for cls, part in found.items() if cls in defined and part.role == role) == names
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_preset_comes_back(name):
-    rule = make_variant(name)
+DIALECTS_OF_FEDBUFF = [*DIALECTS, nvflare(per_version=True), appfl(num_clients=3), flsim(avg_staleness=2)]
+PRESETS = [*map(make_variant, VARIANTS), *(fedbuff(dialect=each) for each in DIALECTS_OF_FEDBUFF)]
+
+
+@pytest.mark.parametrize("rule", PRESETS, ids=lambda rule: rule.name)
+def test_every_preset_comes_back(rule):
     for config in configs_of(rule):
         assert from_config(config) == rule
         assert config == rule.to_config()
     assert "own" not in json.dumps(config)
     assert "afflux" not in json.dumps(config)
-
-
-@pytest.mark.parametrize(
-    "dialect", [*DIALECTS, nvflare(per_version=True), appfl(num_clients=3), flsim(avg_staleness=2)]
-)
-def test_so_does_every_dialect(dialect):
-    rule = fedbuff(dialect=dialect)
-    assert [from_config(config) for config in configs_of(rule)] == [rule] * 3
 
 
 @pytest.mark.parametrize("rule", [wkafl(clip=None), wkafl(staleness=False), fedbuff(dialect="appfl"), ca2fl()])

@@ -52,10 +52,8 @@ def test_golden(name):
     server = server_at_version_3(CHOICES[name], 10.0)
     models = server.rule.kind == "model"
     for client, (model, version, examples) in enumerate([(11.0, 3, 10), (11.0, 3, 10), (5.0, 0, 20)]):
-        vector = model if models else 1.0
-        report = server.push(
-            client=client, **{server.rule.kind: np.array([vector])}, version=version, num_examples=examples
-        ).report
+        vector = np.array([model if models else 1.0])
+        report = push_all(server, [client], vector, version=version, num_examples=examples).report
     assert report.staleness.tolist() == [0, 0, 3]
     assert abs(server.params[0] - GOLDEN[name]) <= 16 * oracle.EPS * 10
 

@@ -10,7 +10,7 @@ import pytest
 import oracle
 from afflux import Server, rules
 from afflux.rules.staleness import Constant, Hinge
-from conftest import bits
+from conftest import bits, push_all
 from variants import CLIENTS, SIZE
 
 M = 4
@@ -81,9 +81,7 @@ def rounds_of(rng, flags, size, clients):
 def play(server, joins):
     base = server.version
     for client, staleness, examples, vector in joins:
-        server.push(
-            client=client, **{server.rule.kind: vector}, version=max(0, base - staleness), num_examples=examples
-        )
+        push_all(server, [client], vector, version=max(0, base - staleness), num_examples=examples)
 
 
 @pytest.mark.parametrize("name", IDENTITIES)

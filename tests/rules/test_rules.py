@@ -156,10 +156,7 @@ def one_round(rule, *joins, memory=None):
         push_all(server, range(rule.buffer_size), np.ones(2, np.float32))
     base = server.params.astype(float)
     for client, (vector, staleness, loss) in enumerate(joins):
-        vector = np.array(vector, np.float32)
-        report = server.push(
-            client=client, **{server.rule.kind: vector}, version=server.version - staleness, loss=loss
-        ).report
+        report = push_all(server, [client], np.float32(vector), version=server.version - staleness, loss=loss).report
     return report, server.params - base
 
 
@@ -192,17 +189,18 @@ def test_stage_two_never_ends_and_unknown_losses_do_not_begin_it():
     assert stages == [1, 2, 2, 2]
 
 
-@pytest.mark.parametrize(("bound", "first"), [(5.0, 1.0), (np.nextafter(5.0, 0), np.nextafter(5.0, 0) / 5.0)])
-def test_a_norm_of_exactly_the_bound_is_not_clipped(bound, first):
-    report, _ = one_round(wkafl(buffer_size=1, clip=bound), ((3, 4), 0, 1.0))
-    assert report.weights.tolist() == [first]
-
-
-def test_a_norm_of_exactly_the_second_bound_is_not_clipped():
-    """The estimate is as long as the only gradient."""
-    for bound, factor in ((1.0, 1.0), (0.5, 0.5)):
-        report, _ = one_round(wkafl(buffer_size=1, stage_two_version=0, stage_two_clip=bound), ((3, 4), 0, 1.0))
-        assert report.weights.tolist() == [factor]
+@pytest.mark.parametrize(
+    ("options", "factor"),
+    [
+        ({"clip": 5.0}, 1.0),
+        ({"clip": np.nextafter(5.0, 0)}, np.nextafter(5.0, 0) / 5.0),
+        ({"stage_two_version": 0, "stage_two_clip": 1.0}, 1.0),  # the estimate is as long as the only gradient
+        ({"stage_two_version": 0, "stage_two_clip": 0.5}, 0.5),
+    ],
+)
+def test_a_norm_of_exactly_the_bound_is_not_clipped(options, factor):
+    report, _ = one_round(wkafl(buffer_size=1, **options), ((3, 4), 0, 1.0))
+    assert report.weights.tolist() == [factor]
 
 
 @pytest.mark.parametrize("mode", ["inverse", "minimum"])
@@ -267,20 +265,13 @@ def test_weights_that_are_normalised_do_not_underflow(rule):
 # ---- the parts -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("a", [0, 0.3, 0.5, 1, 1.5, 2, 3.5])
-def test_polynomial(a):
-    staleness = np.arange(300)
-    ours = np.array([Polynomial(a)(int(t)) for t in staleness])
-    assert np.all(np.abs(ours / oracle.polynomial(staleness, a) - 1) <= 10 * oracle.EPS)
+STALENESS = np.arange(300)
+#: Laws, what they are, and how many roundings they may be away.
+LAWS = [(Polynomial(a), oracle.polynomial(STALENESS, a), 10) for a in (0, 0.3, 0.5, 1, 1.5, 2, 3.5)]
+LAWS += [(Hinge(10, 4), oracle.hinge(STALENESS, 10, 4), 4), (Exponential(), (2 / np.e) ** STALENESS, 2 * STALENESS + 4)]
 
 
-def test_hinge():
-    staleness = np.arange(300)
-    ours = np.array([Hinge(10, 4)(int(t)) for t in staleness])
-    assert np.all(np.abs(ours / oracle.hinge(staleness, 10, 4) - 1) <= 4 * oracle.EPS)
-
-
-def test_exponential():
-    staleness = np.arange(300)
-    ours = np.array([Exponential()(int(t)) for t in staleness])
-    assert np.all(np.abs(ours * (np.e / 2) ** staleness - 1) <= (2 * staleness + 4) * oracle.EPS)
+@pytest.mark.parametrize(("law", "exact", "roundings"), LAWS, ids=[str(law) for law, _, _ in LAWS])
+def test_laws(law, exact, roundings):
+    ours = np.array([law(int(t)) for t in STALENESS])
+    assert np.all(np.abs(ours / exact - 1) <= roundings * oracle.EPS)

@@ -11,7 +11,7 @@ from afflux import Server
 from afflux.ops import Step
 from afflux.rules import RULES
 from afflux.rules.optimizers import REACH
-from conftest import THREADS, awkward, bits, ready
+from conftest import THREADS, awkward, bits, push_all, ready
 from steps import adaptive
 from variants import BUFFER, CLIENTS, VARIANTS, make, push, serve, trace, twice
 
@@ -107,12 +107,7 @@ def test_it_finds_the_minimum_of_a_bowl(name, stale):
             pulled = history[-1 - tau].astype(np.float64)
             gradient = pulled - minimum
             vector = {"gradient": gradient, "update": -0.5 * gradient, "model": pulled - 0.5 * gradient}[rule.kind]
-            server.push(
-                client=client,
-                **{server.rule.kind: vector},
-                version=server.version - tau,
-                loss=float(gradient @ gradient),
-            )
+            push_all(server, [client], vector, version=server.version - tau, loss=float(gradient @ gradient))
         history.append(server.params)
     away = np.abs(server.params - minimum).max()
     assert away <= (4 * rate if adaptive(rule) else 1e-4)

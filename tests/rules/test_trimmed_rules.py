@@ -10,7 +10,7 @@ from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.weights import Examples, Given, Trimmed, Uniform
-from conftest import bits, check_error
+from conftest import bits, check_error, push_all
 from own_parts import Says
 
 
@@ -20,8 +20,7 @@ def own(weigh, size=2, kind="update"):
 
 def serve(rule, *updates, size=3, **options):
     server = Server(rule, np.zeros(size), dtype="float64", **options)
-    for client, update in enumerate(updates):
-        server.push(client=client, version=server.version, num_examples=1 + client, **{rule.kind: update})
+    push_all(server, range(len(updates)), updates.__getitem__, num_examples=lambda client: 1 + client)
     return server
 
 

@@ -1,6 +1,7 @@
 """A store holds what a server without one has in memory, bit for bit."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from afflux import Server, StoreError, UnavailableError, replay
 from afflux.ops.codecs import ROUNDING
 from afflux.rules import ca2fl, fedbuff, wkafl
 from conftest import FORKS, bits, check_error, push_all
+from crashes import result
 from stores import CLIENTS, M, made, same, some_pushes
 
 pytestmark = pytest.mark.filterwarnings(FORKS)
@@ -123,18 +125,10 @@ def test_threads_push_into_a_store(tmp_path):
 
 @pytest.mark.parametrize("rule", [ca2fl, fedbuff, wkafl])
 def test_a_fork_is_refused(rule, tmp_path):
-    import os
-
     server = Server(rule(buffer_size=2), np.zeros(10), num_clients=4, store=tmp_path / "store")
-    child = os.fork()
-    if child == 0:
-        try:
-            server.push(client=1, update=np.ones(10), version=0)
-        except UnavailableError as error:
-            os._exit(0 if "is its parent's" in str(error) else 1)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    server.push(client=1, **{server.rule.kind: np.ones(10)}, version=0)
+    push = partial(push_all, server, [1], np.ones(10))
+    assert result(lambda _: check_error("is its parent's", push, error=UnavailableError)) == []
+    assert push().status == "joined"
 
 
 def test_another_codec_is_refused(tmp_path):

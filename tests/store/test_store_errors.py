@@ -65,19 +65,20 @@ def test_a_damaged_row_is_found_when_its_client_pushes(path, where):
     assert server.version == 4
 
 
-@pytest.mark.parametrize("name", ["params", "sum"])
+REMEDIES = {"params": BACKUP, "sum": "`afflux store repair .*` computes it again"}
+
+
+@pytest.mark.parametrize("name", REMEDIES)
 def test_damaged_vectors_are_found_at_opening(path, name):
     damage_vectors(path, name)
-    remedy = {"params": BACKUP, "sum": f"`afflux store repair {path}` computes it again"}[name]
-    refused(path, f"{name} is damaged: slot [01] does not agree with its checksum; {remedy}")
+    refused(path, f"{name} is damaged: slot [01] does not agree with its checksum; {REMEDIES[name]}")
 
 
 def test_truncated_segments(path):
-    for name in ("params", "sum"):
+    for name, remedy in REMEDIES.items():
         file = path / name / "c" / "0" / "0"
         whole = file.read_bytes()
         os.truncate(file, len(whole) - 1)
-        remedy = {"params": BACKUP, "sum": f"`afflux store repair {path}` computes it again"}[name]
         refused(path, rf"{file} is truncated: {len(whole) - 1} of {len(whole)} bytes; {remedy}$")
         file.write_bytes(whole)
     file, _ = place(path, 0)
@@ -304,12 +305,10 @@ def limited(path, size):
     except StoreError as error:
         assert before <= server.version < before + 7
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        server.push(
-            client=29, **{server.rule.kind: vector(29)}, version=server.version
-        )  # and with space again it goes on
+        push_all(server, [29], vector)  # and with space again it goes on
         server.close()
         with Server.open(path, RULE) as again:
-            again.push(client=28, **{again.rule.kind: vector(28)}, version=again.version)
+            push_all(again, [28], vector)
         return str(error)
     return "nothing was noticed"
 

@@ -5,7 +5,7 @@ import pytest
 
 from afflux import Server, StoreError, store
 from afflux.rules import ca2fl
-from conftest import bits, check_error
+from conftest import bits, check_error, push_all
 from nine_rows import ORDER, damage_row, run, vector
 
 
@@ -25,8 +25,7 @@ def test_export_gives_the_rows(path, tmp_path, clients):
 def test_export_of_text_ids_and_float64(tmp_path):
     rows = {"ann": np.array([1.0, 0.1]), "böb": np.array([2.0, 1e-300])}
     with Server(ca2fl(buffer_size=2), np.zeros(2), num_clients=4, dtype="float64", store=tmp_path / "s") as server:
-        for client, row in rows.items():
-            server.push(client=client, update=row, version=0)
+        push_all(server, rows, rows.__getitem__, version=0)
     assert store.export(tmp_path / "s", tmp_path / "out.npz", ["böb"]) == ["böb"]
     with np.load(tmp_path / "out.npz") as file:
         assert file["clients"].tolist() == ["böb"]

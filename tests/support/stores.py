@@ -9,7 +9,7 @@ import numpy as np
 from afflux import Server
 from afflux.ops import codecs
 from afflux.rules import RULES
-from conftest import ready, same_state
+from conftest import push_all, ready, same_state
 
 CLIENTS, M = 9, 3
 
@@ -26,11 +26,7 @@ def some_pushes(server, size, count):
     for _ in range(count):
         rng = np.random.default_rng(server.joins)
         client, age = int(rng.integers(CLIENTS)), int(rng.integers(8))
-        server.push(
-            client=client,
-            **{server.rule.kind: rng.standard_normal(size).astype(np.float32)},
-            version=max(0, server.version - age),
-        )
+        push_all(server, [client], rng.standard_normal(size).astype(np.float32), version=max(0, server.version - age))
 
 
 def through_a_file(state):
