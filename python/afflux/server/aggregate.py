@@ -156,7 +156,7 @@ def _shares(weights: object, count: int) -> Float64:
         raise AffluxError(f"[aggregate] weights are no numbers: {error}") from None
     if numbers.shape != (count,):
         raise AffluxError(f"[aggregate] weights has shape {numbers.shape}, trees holds {count}")
-    total = ordered_sum(numbers.tolist()) if np.isfinite(numbers).all() else np.nan
+    total = ordered_sum(numbers.tolist())  # not finite if a weight is not
     if not abs(total) < np.inf or total == 0:
         raise AffluxError("[aggregate] weights must be finite, with a sum that is finite and not 0")
     return numbers if abs(total - 1.0) <= count * float_info.epsilon else numbers / total
