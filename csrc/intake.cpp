@@ -96,8 +96,8 @@ std::optional<Ledger::Taken> Ledger::lent(const py::object& arrays, const py::ob
   std::unique_ptr<PartsObject> parts;
   try {
     const PartsObject& like = *PartsObject::in(intake_->parts);
-    parts =
-        std::make_unique<PartsObject>(like, arrays, conversion, is_flat ? py::handle() : intake_->shapes(), like.dtype);
+    parts = std::make_unique<PartsObject>(like, is_flat ? py::object(py::make_tuple(arrays)) : arrays, conversion,
+                                          is_flat ? py::handle() : intake_->shapes(), like.dtype);
   } catch (const Error&) {  // Python finds the reason
     return {};
   }
@@ -152,11 +152,11 @@ py::object Ledger::pulled_by(const Given& given) const {
   return count_of(given.version) == version() ? now_.current : base(given.version);
 }
 
-// Returns (the facts of a push, the id of its task or None). Its arrays are copied into a slot, or those of a step are
-// read where they are. Returns None for a push that is left to Python.
-py::object Ledger::taken(Given given, StepPushes* step) const {
+// Returns the facts of a push, and sets the id of its `task`, if it has one. Its arrays are copied into a slot, or
+// those of a step are read where they are. Returns None for a push that is left to Python.
+py::object Ledger::taken(Given given, py::object& task, StepPushes* step) const {
   static const Name id("id"), client_id("client_id"), version("version"), params("params");
-  py::object task = py::none(), pulled = given.version;
+  py::object pulled = given.version;
   if (!is_none(given.task)) {
     const bool is_id = PyUnicode_CheckExact(given.task.ptr()) != 0;
     if (!is_id && !is_exactly(given.task, intake_->task)) return py::none();
@@ -182,7 +182,7 @@ py::object Ledger::taken(Given given, StepPushes* step) const {
   const auto array = numpy_array(vector, false);
   if (array && (array->dimensions != 1 || array->shape[0] != intake_->size || !(copies || is_none(intake_->table))))
     return py::none();
-  const py::object arrays = array ? py::make_tuple(vector) : intake_->arrays_of(vector, kind == Intake::kModel);
+  const py::object arrays = array ? held(vector) : intake_->arrays_of(vector, kind == Intake::kModel);
   if (is_none(arrays)) return py::none();
   const std::optional<Taken> read =
       copies ? copied(vector, arrays, step == nullptr ? nullptr : &step->memory.emplace_back())
@@ -190,10 +190,9 @@ py::object Ledger::taken(Given given, StepPushes* step) const {
   if (!read) return py::none();
   const py::object extremes = owned(PyTuple_Pack(2, read->low.ptr(), read->high.ptr()));
   const py::handle known_loss = is_none(given.loss) ? texts->nan : given.loss;
-  const py::object facts = tuple_of<kFacts>(reinterpret_cast<PyObject*>(&PyTuple_Type),
-                                            {given.client, pulled, given.num_examples, known_loss, read->norm,
-                                             read->slot, py::none(), extremes, texts->zero, texts->empty});
-  return py::make_tuple(facts, task);
+  return tuple_of<kFacts>(reinterpret_cast<PyObject*>(&PyTuple_Type),
+                          {given.client, pulled, given.num_examples, known_loss, read->norm, read->slot, py::none(),
+                           extremes, texts->zero, texts->empty});
 }
 
 py::object Ledger::take_all(py::handle entries, py::handle in_place) const {
@@ -206,11 +205,11 @@ py::object Ledger::take_all(py::handle entries, py::handle in_place) const {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entries.ptr()); ++i) {
     const py::object entry = held(PyList_GET_ITEM(entries.ptr(), i));
     std::optional<Given> given = Given::in(entry, intake_->wanted);
-    const py::object push = given ? taken(std::move(*given), &step) : py::none();
-    if (is_none(push) && !step.in_place) return push;
-    pushes.append(push);
-    if (is_none(push)) continue;
-    if (const py::handle task = item(push, 1); !is_none(task)) {
+    py::object task = py::none();
+    const py::object facts = given ? taken(std::move(*given), task, &step) : py::none();
+    if (is_none(facts) && !step.in_place) return facts;
+    pushes.append(is_none(facts) ? facts : py::make_tuple(facts, task));
+    if (!is_none(facts) && !is_none(task)) {
       if (tasks.contains(task)) return py::none();  // only one of them joins
       tasks.add(task);
     }
@@ -221,17 +220,22 @@ py::object Ledger::take_all(py::handle entries, py::handle in_place) const {
 
 py::object Ledger::push(py::handle task, py::handle client, py::handle version, py::handle update, py::handle gradient,
                         py::handle model, py::handle num_examples, py::handle loss, py::handle decided) {
+  if (!PyList_CheckExact(decided.ptr()) || PyList_GET_SIZE(decided.ptr()) != 1)
+    throw py::type_error("[Ledger] decided is no list of one");
   if (!may_take_in()) return py::none();
-  py::object push = taken({held(task),
-                           held(client),
-                           held(version),
-                           held(num_examples),
-                           held(loss),
-                           {held(update), held(gradient), held(model)}},
-                          nullptr);
-  if (is_none(push)) return push;
-  py::object receipt = joined(item(push, 0), py::none(), item(push, 1), decided, /*any_status=*/false);
-  return is_none(receipt) ? push : receipt;
+  py::object id = py::none();
+  py::object facts = taken({held(task),
+                            held(client),
+                            held(version),
+                            held(num_examples),
+                            held(loss),
+                            {held(update), held(gradient), held(model)}},
+                           id, nullptr);
+  if (is_none(facts)) return facts;
+  py::object receipt = joined(facts, py::none(), id, py::none(), /*any_status=*/false);
+  if (is_none(receipt)) return py::make_tuple(facts, id);
+  PyList_SetItem(decided.ptr(), 0, receipt.inc_ref().ptr());
+  return receipt;
 }
 
 void Ledger::take_vectors(py::handle intake) {

@@ -288,7 +288,7 @@ class Ledger {
   std::optional<Taken> lent(const pybind11::object& arrays, const pybind11::object& conversion, bool is_flat,
                             std::vector<Memory>& memory) const;
   pybind11::object pulled_by(const Given& given) const;
-  pybind11::object taken(Given given, StepPushes* step) const;
+  pybind11::object taken(Given given, pybind11::object& task, StepPushes* step) const;
   const control::State& state() const { return draft_ ? *draft_ : control_->state(); }
   const control::Tasks::Task* find_task(pybind11::handle id) const;
   control::Push push_of(pybind11::handle client, std::int64_t version, pybind11::handle task) const;

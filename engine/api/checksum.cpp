@@ -88,7 +88,10 @@ AFFLUX_CRC inline State next(State crc, std::uint64_t word) { return _mm_crc32_u
 AFFLUX_CRC inline State next(State crc, unsigned char byte) {
   return _mm_crc32_u8(static_cast<std::uint32_t>(crc), byte);
 }
-bool has_instruction() { return features::sse42(); }
+bool has_instruction() {
+  static const bool has = features::sse42();  // once: in a virtual machine cpuid takes as long as the CRC of 100 kB
+  return has;
+}
 #endif
 
 template <int kStreams>

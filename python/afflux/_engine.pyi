@@ -95,7 +95,7 @@ class Ledger:
         model: object,
         num_examples: object,
         loss: object,
-        decided: list[Any],  # gets the Receipt
+        decided: list[Any],  # [None], in whose place the Receipt is put
         /,
     ) -> Any: ...
     # For a step: of each of its pushes the fields of Pushed, and the id of its task or None. The arrays are copied, or

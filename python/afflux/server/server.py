@@ -335,7 +335,7 @@ class Server:
         """
         aggregator, adapter = self._aggregator, self._adapter
         details = call = result = None
-        decided: list[Receipt] = []
+        decided: list[Receipt | None] = [None]  # the receipt, as soon as the push has joined
         try:
             if (
                 (client_lr is None and local_steps is None and facts is None and buffers is None)
@@ -357,7 +357,7 @@ class Server:
         except BaseException as error:
             task = version = update = gradient = model = buffers = details = call = result = None
             clear_tracebacks(error)
-            if isinstance(error, Exception) and not decided:
+            if isinstance(error, Exception) and decided[0] is None:
                 aggregator.count_refused()
             del self, aggregator, adapter
             raise
