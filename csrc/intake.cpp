@@ -51,12 +51,8 @@ struct Ledger::Taken {
 std::optional<Ledger::Taken> Ledger::copied(py::handle vector, const py::object& arrays,
                                             std::vector<Memory>* memory) const {
   std::unique_ptr<Buffer> slot;
-  for (const py::handle each : intake_->pools) {
-    if (const auto pool = each.cast<std::shared_ptr<Pool>>(); !pool->full()) {
-      slot = std::make_unique<Buffer>(pool);
-      break;
-    }
-  }
+  for (const auto& pool : intake_->pools)
+    if (!slot && !pool->full()) slot = std::make_unique<Buffer>(pool);
   if (!slot) return {};
   const auto array = numpy_array(vector, false);
   std::optional<const Arrays<const void>> parts;
@@ -249,7 +245,7 @@ void Ledger::take_vectors(py::handle intake) {
                    item(intake, 3).cast<double>(),
                    item(intake, 4).cast<double>(),
                    item(intake, 5).cast<double>(),
-                   py::tuple(pools_of(item(intake, 6))),
+                   pools_of(item(intake, 6)),
                    held(item(intake, 7)),
                    held(item(intake, 8)),
                    held(item(intake, 9)),

@@ -157,8 +157,8 @@ int Ledger::traverse(visitproc visit, void* argument) const {
                                       &classes_.state, &classes_.passes, &mutex_, &failure_})
     each(*reference);
   if (intake_)
-    for (const py::object* reference : std::initializer_list<const py::object*>{
-             &intake_->pools, &intake_->table, &intake_->parts, &intake_->pulled, &intake_->task})
+    for (const py::object* reference :
+         std::initializer_list<const py::object*>{&intake_->table, &intake_->parts, &intake_->pulled, &intake_->task})
       each(*reference);
   now_.for_each(each);
   if (decided_) decided_->objects.for_each(each);
@@ -200,10 +200,11 @@ py::object Ledger::list_of(const Arrivals& arrivals) {
   return std::move(all);
 }
 
-py::object Ledger::pools_of(py::handle pools) {
+std::vector<std::shared_ptr<Pool>> Ledger::pools_of(py::handle pools) {
   if (!PyTuple_CheckExact(pools.ptr())) throw py::type_error("[Ledger] pools is no tuple");
-  for (const py::handle pool : held(pools)) (void)pool.cast<std::shared_ptr<Pool>>();
-  return held(pools);
+  std::vector<std::shared_ptr<Pool>> all;
+  for (const py::handle pool : held(pools)) all.push_back(pool.cast<std::shared_ptr<Pool>>());
+  return all;
 }
 
 py::object Ledger::counts_of(const Counts& counts) {
@@ -446,10 +447,11 @@ py::object Ledger::admit(py::handle pushed, control::Push& push, const control::
   // The caller releases it, without the mutex.
   if (replaces) entries.append(decided, now_.waiting.at(static_cast<std::size_t>(decision.freed)));
   note(entries, entry, event);
+  const double time = flush_after_ ? now() : 0.0;  // of the first arrival in a buffer
   if (draft_)
-    control_->admit(*draft_, push, decision, now());
+    control_->admit(*draft_, push, decision, time);
   else
-    control_->admit(push, decision, now());
+    control_->admit(push, decision, time);
   if (round != nullptr) control_->decide_round({round->stepped});
   entries.keep();
   drop_closed(push.task, dropped);

@@ -127,9 +127,9 @@ struct Intake {
   std::int64_t size;
   int num_threads;
   double max_abs, max_norm;
-  double most_squares;            // the largest sum of squares for which inner products cannot overflow
-  pybind11::tuple pools;          // of slots
-  pybind11::object table;         // the ArrayTable of trees, or None: they are left to Python
+  double most_squares;                       // the largest sum of squares for which inner products cannot overflow
+  std::vector<std::shared_ptr<Pool>> pools;  // of slots
+  pybind11::object table;                    // the ArrayTable of trees, or None: they are left to Python
   pybind11::object parts;         // without arrays: those of vectors that a step reads in place; None: it reads none
   pybind11::object pulled, task;  // the classes of versions and of tasks
 
@@ -197,7 +197,7 @@ class Ledger {
   void attach(pybind11::handle commit_every);
   void take_vectors(pybind11::handle intake);
   void use_slots(pybind11::handle pools) {
-    if (intake_) intake_->pools = pybind11::tuple(pools_of(pools));
+    if (intake_) intake_->pools = pools_of(pools);
   }
   void replay(pybind11::handle replaying, pybind11::handle by_flush);
   void close() { closed_ = true; }
@@ -274,7 +274,7 @@ class Ledger {
 
   static std::int64_t count_of(pybind11::handle number);
   static pybind11::object list_of(const Arrivals& arrivals);
-  static pybind11::object pools_of(pybind11::handle pools);
+  static std::vector<std::shared_ptr<Pool>> pools_of(pybind11::handle pools);
   static pybind11::object counts_of(const Counts& counts);
   static Status status_of(pybind11::handle text);
   static const pybind11::str& text_of(Status status) { return texts->statuses[static_cast<std::size_t>(status)]; }
