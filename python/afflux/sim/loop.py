@@ -116,7 +116,7 @@ class EventLoop:
         """Return the model that the client pulls: with age 0 the newest, with 1 the one that was pulled before it."""
         newest = tuple(server.pull() for server in self._servers)
         if self._snapshots and self._snapshots[-1].models[0].version == newest[0].version:
-            self._snapshots.pop()
+            self._snapshots.pop()  # same version: its snapshot is replaced, whose control and arrivals are older
         control = None if self._controls is None else self._controls.server
         self._snapshots.append(_Snapshot(newest, control, self._arrivals))
         models, control, after = self._snapshots[-1 - min(event.age, len(self._snapshots) - 1)]
@@ -151,7 +151,7 @@ class EventLoop:
             client=event.client,
             version=model,
             update=trained.update,
-            num_examples=trained.num_examples or 1,  # 0 is no fault
+            num_examples=trained.num_examples or 1,  # a push with 0 examples would be "empty"
             loss=trained.loss if trained.loss is None or math.isfinite(trained.loss) else math.nan,
             client_lr=self._client_lr,
             local_steps=trained.steps or 1,
