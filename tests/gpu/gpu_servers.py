@@ -16,11 +16,12 @@ if "AFFLUX_EMULATED" in os.environ:  # before the package
 
     emulated.moving = False
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import count
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 import afflux
 import crashes
@@ -56,7 +57,11 @@ def shown(vector):
 
 def held_of(pulled):
     """The server's own object for an object that a caller has got."""
-    return replace(pulled, params=pulled.params.held) if hasattr(getattr(pulled, "params", None), "held") else pulled
+    return (
+        structs.replace(pulled, params=pulled.params.held)
+        if hasattr(getattr(pulled, "params", None), "held")
+        else pulled
+    )
 
 
 def on_gpu(tree):
@@ -90,7 +95,7 @@ class GpuServer(afflux.Server):
 
     @property
     def retained_versions(self):
-        return {version: replace(held, params=shown(held.params)) for version, held in self._kept.items()}
+        return {version: structs.replace(held, params=shown(held.params)) for version, held in self._kept.items()}
 
     @retained_versions.setter
     def retained_versions(self, versions):
@@ -108,7 +113,7 @@ class GpuServer(afflux.Server):
 
     def pull(self, *, out=None):
         pulled = super().pull() if out is None else super().pull(out=out)
-        return replace(pulled, params=shown(pulled.params)) if self.elsewhere and out is None else pulled
+        return structs.replace(pulled, params=shown(pulled.params)) if self.elsewhere and out is None else pulled
 
     @property
     def rule_vectors(self):
