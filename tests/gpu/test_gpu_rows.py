@@ -385,7 +385,7 @@ def test_no_room_for_the_next_version_is_told_before_the_round_is_decided(moved,
     assert (there.joins, arrays(there)) == (2 * M - 1, before)
     store_of(there).vectors._versions._memory = more
     in_turn(there, 1)
-    assert (there.version, held.array.size) == (2, D)
+    assert (there.version, held.size) == (2, D)
 
 
 def test_what_is_refused(moved, path):
