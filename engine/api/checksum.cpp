@@ -88,11 +88,10 @@ AFFLUX_CRC inline State next(State crc, std::uint64_t word) { return _mm_crc32_u
 AFFLUX_CRC inline State next(State crc, unsigned char byte) {
   return _mm_crc32_u8(static_cast<std::uint32_t>(crc), byte);
 }
-bool has_instruction() {
-  static const bool has = features::sse42();  // once: in a virtual machine cpuid takes as long as the CRC of 100 kB
-  return has;
-}
+bool has_instruction() { return features::sse42(); }
 #endif
+// Asked once, when the library is loaded: in a virtual machine cpuid takes as long as the CRC of 100 kB.
+const bool kHasInstruction = has_instruction();
 
 template <int kStreams>
 AFFLUX_CRC void side_by_side(Stream* const* streams, std::int64_t size) {
@@ -127,7 +126,7 @@ using Kernel = void (*)(Stream* const*, int, std::int64_t);
 
 Kernel kernel(bool table) {
 #if defined(AFFLUX_CRC)
-  if (!table && has_instruction()) return by_instruction;
+  if (!table && kHasInstruction) return by_instruction;
 #endif
   return by_table;
 }
