@@ -48,21 +48,21 @@ struct Ledger::Taken {
 
 // Copies a flat array, or the arrays of a tree, into a slot. Returns nothing for a push that is left to Python. Lists
 // the memory that it has read, if `memory` is not null.
-std::optional<Ledger::Taken> Ledger::copied(py::handle vector, const py::object& arrays,
+std::optional<Ledger::Taken> Ledger::copied(const NumpyArray* array, const py::object& arrays,
                                             std::vector<Memory>* memory) const {
   std::unique_ptr<Buffer> slot;
   for (const auto& pool : intake_->pools)
     if (!slot && !pool->full()) slot = std::make_unique<Buffer>(pool);
   if (!slot) return {};
-  const auto array = numpy_array(vector, false);
   std::optional<const Arrays<const void>> parts;
   try {
-    if (!array) parts.emplace("push", "vector", arrays, Access::lend, Shape::any, false, as_view, intake_->shapes());
+    if (array == nullptr)
+      parts.emplace("push", "vector", arrays, Access::lend, Shape::any, false, as_view, intake_->shapes());
   } catch (const Error&) {  // Python finds the reason
     return {};
   }
   const View<const void> source =
-      array ? View<const void>{array->data, intake_->size, {}, array->type} : View<const void>{};
+      array != nullptr ? View<const void>{array->data, intake_->size, {}, array->type} : View<const void>{};
   const List<View<const void>> sources = parts ? parts->list() : List<View<const void>>{&source, 1};
   if (memory != nullptr)
     for (std::int64_t i = 0; i < sources.size; ++i)
@@ -181,7 +181,7 @@ py::object Ledger::taken(Given given, py::object& task, StepPushes* step) const 
   const py::object arrays = array ? held(vector) : intake_->arrays_of(vector, kind == Intake::kModel);
   if (is_none(arrays)) return py::none();
   const std::optional<Taken> read =
-      copies ? copied(vector, arrays, step == nullptr ? nullptr : &step->memory.emplace_back())
+      copies ? copied(array ? &*array : nullptr, arrays, step == nullptr ? nullptr : &step->memory.emplace_back())
              : lent(arrays, converts ? step->conversion : py::none(), array.has_value(), step->memory.emplace_back());
   if (!read) return py::none();
   const py::object extremes = owned(PyTuple_Pack(2, read->low.ptr(), read->high.ptr()));
@@ -196,11 +196,15 @@ py::object Ledger::take_all(py::handle entries, py::handle in_place) const {
   if (!intake_ || (step.in_place ? is_none(intake_->parts) : now_.rows.reads_ahead) ||
       !PyList_CheckExact(entries.ptr()))
     return py::none();
-  py::list pushes;
-  py::set tasks;
+  std::vector<std::optional<Given>> all;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entries.ptr()); ++i) {
     const py::object entry = held(PyList_GET_ITEM(entries.ptr(), i));
-    std::optional<Given> given = Given::in(entry, intake_->wanted);
+    all.push_back(Given::in(entry, intake_->wanted));
+    if (!all.back() && !step.in_place) return py::none();  // before anything is copied
+  }
+  py::list pushes;
+  py::set tasks;
+  for (std::optional<Given>& given : all) {
     py::object task = py::none();
     const py::object facts = given ? taken(std::move(*given), task, &step) : py::none();
     if (is_none(facts) && !step.in_place) return facts;

@@ -138,6 +138,7 @@ struct Intake {
   pybind11::handle shapes() const;  // of the arrays of a tree
 };
 
+struct NumpyArray;
 using Vectors = std::array<pybind11::object, 3>;  // update, gradient and model
 
 // The arguments of a push.
@@ -283,7 +284,7 @@ class Ledger {
   bool is_plain(pybind11::handle client, pybind11::handle version, pybind11::handle num_examples,
                 pybind11::handle loss) const;
   static pybind11::handle vector_of(std::size_t kind, const Vectors& vectors);
-  std::optional<Taken> copied(pybind11::handle vector, const pybind11::object& arrays,
+  std::optional<Taken> copied(const NumpyArray* array, const pybind11::object& arrays,
                               std::vector<Memory>* memory) const;
   std::optional<Taken> lent(const pybind11::object& arrays, const pybind11::object& conversion, bool is_flat,
                             std::vector<Memory>& memory) const;

@@ -56,5 +56,5 @@ def _pictures(path: Path, run: dict[str, Any], rows: list[Row], page: Path) -> s
     from bench.output import picture
 
     pictures = picture.write(path.with_suffix(".png"), run, rows)
-    shown = f"GB/s of each operation on {path.stem}: afflux, torch, and the machine's limit"
-    return "".join(f"\n![{shown}]({file.relative_to(page.parent)})\n" for file in pictures)
+    alternative = f"GB/s of each operation on {path.stem}: afflux, torch, and the machine's limit"
+    return "".join(f"\n![{alternative}]({file.relative_to(page.parent)})\n" for file in pictures)

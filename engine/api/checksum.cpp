@@ -90,7 +90,7 @@ AFFLUX_CRC inline State next(State crc, unsigned char byte) {
 }
 bool has_instruction() { return features::sse42(); }
 #endif
-// Asked once, when the library is loaded: in a virtual machine cpuid takes as long as the CRC of 100 kB.
+// Asked once, when the library is loaded: in a virtual machine cpuid takes many microseconds.
 const bool kHasInstruction = has_instruction();
 
 template <int kStreams>

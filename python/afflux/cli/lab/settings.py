@@ -158,12 +158,12 @@ def rules_of_preset(
     """
     preset = find_preset(name)
     if rules is None:
-        own = preset.rule.value
+        spec = preset.rule.value
         if preset.server_lr is not None and server_lr is None:
             server_lr = preset.server_lr.value
             if others:
-                own, server_lr = f"{own}:server_lr={server_lr}", None
-        rules = [own, *(rule for rule in others if rule != parse_rule(own).name)]
+                spec, server_lr = f"{spec}:server_lr={server_lr}", None
+        rules = [spec, *(rule for rule in others if rule != parse_rule(spec).name)]
     if buffer_size is None and preset.buffer_size is not None:
         specs = [parse_rule(rule) for rule in rules]
         if any("buffer_size" in rule_parameters(one.name) and "buffer_size" not in dict(one.options) for one in specs):
