@@ -307,7 +307,7 @@ def test_a_client_without_an_id_is_left_out(started):
     assert run.server.version == 6
     assert len(run.server.rows.client_ids) == 3
     assert np.isfinite(run.server.params).all()
-    assert run.said("no id") or run.said("no int")
+    assert run.said("no id") or run.said("neither an int")
 
 
 def test_roles(started):
