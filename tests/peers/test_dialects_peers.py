@@ -2,16 +2,19 @@
 
 import importlib
 import warnings
+from inspect import signature
 
 import numpy as np
 import pytest
 
 import oracle
-from afflux import Server
+from afflux import Server, rules
 from afflux.rules import fedbuff
 from afflux.rules.presets.dialects import appfl, nvflare
 from afflux.rules.staleness import Constant, Hinge, Polynomial
 
+#: The names of options that Flower's strategies have.
+FLOWER = {"num_malicious_nodes": 1, "num_nodes_to_select": 2, "beta": 0.45}
 SIZE, BUFFER, ROUNDS, CLIENTS = 300, 4, 8, 9
 
 
@@ -139,3 +142,26 @@ def test_flgo(start, rng):
         return theirs.model.x.detach().numpy()
 
     compare(fedbuff(buffer_size=BUFFER, server_lr=0.7, dialect="flgo"), start, rng, step)
+
+
+@pytest.mark.parametrize("name", ["krum", "multi_krum", "fedtrimmedavg"])
+def test_flower(name, start, rng):
+    """One synchronous round for each: Flower takes models, of clients with equal numbers of examples."""
+    records, strategies = peer("flwr.app"), peer("flwr.serverapp.strategy")
+    krum, trimmed = (peer(f"flwr.serverapp.strategy.{module}") for module in ("multikrum", "fedtrimmedavg"))
+    own = {"krum": strategies.Krum, "multi_krum": strategies.MultiKrum, "fedtrimmedavg": strategies.FedTrimmedAvg}
+    options = {key: value for key, value in FLOWER.items() if key in signature(own[name].__init__).parameters}
+    rule = rules.make(name, dialect="flower", buffer_size=CLIENTS, **options)
+    updates = rng.standard_normal((CLIENTS, SIZE)).astype(np.float32)
+    models = start + updates
+    if name == "fedtrimmedavg":
+        wanted = trimmed.trim_mean(models, options["beta"])
+    else:
+        contents = [records.RecordDict({"arrays": records.ArrayRecord([model])}) for model in models]
+        count = options.get("num_nodes_to_select", 1)
+        nearest = krum.select_multikrum(contents, options["num_malicious_nodes"], count)
+        wanted = np.mean([content["arrays"].to_numpy_ndarrays()[0] for content in nearest], axis=0)
+    server = Server(rule, start)
+    for client in range(CLIENTS):
+        server.push(client=client, version=0, update=updates[client])
+    assert np.abs(server.params - wanted).max() <= 2 * CLIENTS * oracle.U32 * np.abs(models).max()

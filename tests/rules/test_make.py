@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afflux import AffluxError, codecs
+from afflux.integrations._settings import rule_of
 from afflux.rules import RULES, ca2fl, fedbuff, from_config, make, wkafl
 from afflux.rules.files import rule_function
 from afflux.rules.optimizers import Sgd
@@ -23,6 +24,7 @@ from garbage import DEEP, JSON
 OPTIONS = [
     "buffer_size", "server_lr", "staleness", "codec", "dialect", "normalise", "clip", "bits", "beta1", "x", "K",
     "alpha", "staleness_fn", "staleness_fn_kwargs", "staleness_weight", "buffer_ratio", "num_clients",
+    "beta", "num_malicious_nodes",
 ]  # fmt: skip
 
 
@@ -79,6 +81,25 @@ def test_the_names_of_other_frameworks(options, same):
 
 
 @pytest.mark.parametrize(
+    ("name", "options", "same"),
+    [
+        ("fedavgm", {"server_learning_rate": 0.5, "server_momentum": 0.8}, {"server_lr": 0.5, "beta": 0.8}),
+        ("fedavgm", {"beta": 0.8}, {"beta": 0.8}),
+        ("krum", {"num_malicious_nodes": 1, "buffer_size": 5}, {"byzantine": 1, "buffer_size": 5}),
+        ("multi_krum", {"num_malicious_nodes": 2, "num_nodes_to_select": 3}, {"byzantine": 2, "keep": 3}),
+        ("fedmedian", {}, {}),
+        ("fedtrimmedavg", {"beta": 0.29}, {"trim": 0.2}),
+        ("fedtrimmedavg", {"beta": 0.29, "buffer_size": 7.0}, {"trim": 2 / 7, "buffer_size": 7}),
+        ("fedtrimmedavg", {"buffer_size": 4}, {"trim": 0.2, "buffer_size": 4}),
+    ],
+)
+def test_flowers_names(name, options, same):
+    """`beta` is the momentum of afflux's fedavgm, and the share that Flower's FedTrimmedAvg cuts."""
+    assert make(name, dialect="flower", **options) == RULES[name](**same)
+    assert rule_of("flower", name, options) == RULES[name](**same)
+
+
+@pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("fedbuf", {}, r"\[make\] name is 'fedbuf', must be a rule; did you mean 'fedbuff'? known: "),
@@ -118,6 +139,13 @@ def test_the_names_of_other_frameworks(options, same):
         ("fedbuff", {"dialect": "flgo", "buffer_ratio": 0.1}, "num_clients is missing: buffer_ratio is a share of all"),
         ("fedbuff", {"dialect": "flgo", "buffer_ratio": 2, "num_clients": 1}, "buffer_ratio is 2, must be between 0 a"),
         ("fedbuff", {"dialect": "flgo", "buffer_ratio": 0.1, "num_clients": 10**400}, "num_clients must fit into 64 b"),
+        ("fedbuff", {"dialect": "flower"}, "dialect is 'flower', unknown; did you mean 'flgo'? known: pa"),
+        ("ca2fl", {"dialect": "flower"}, "ca2fl has no option 'dialect'; known: buffer_size"),
+        ("krum", {"num_malicious_nodes": 1}, "num_malicious_nodes is a name of flower: only for dialect='flower'"),
+        ("krum", {"K": 1}, "krum has no option 'K'; known: buffer_size"),
+        ("krum", {"dialect": "flower", "num_malicious_nodes": 1, "byzantine": 1}, "num_malicious_nodes is the name of"),
+        ("fedtrimmedavg", {"dialect": "flower", "beta": -0.1}, "beta is -0.1, must be between 0 a"),
+        ("fedtrimmedavg", {"dialect": "flower", "beta": 0.7}, "trim is 0.7, must be from 0 to 0.5"),
         ("fedbuff", {"dialect": "flgo", "num_clients": 10}, "fedbuff has no option 'num_clients'; known: buffer_size"),
     ],
 )
@@ -135,7 +163,9 @@ def test_deep_nesting_is_an_error(option, deep):
 @given(
     st.sampled_from(list(RULES)) | st.text(max_size=5),
     st.dictionaries(
-        st.sampled_from(OPTIONS), JSON | st.sampled_from(["appfl", "nvflare", "flgo", "count", "float16"]), max_size=4
+        st.sampled_from(OPTIONS),
+        JSON | st.sampled_from(["appfl", "nvflare", "flgo", "flower", "count", "float16"]),
+        max_size=4,
     ),
 )
 def test_any_options_make_a_rule_or_an_error(name, options):

@@ -25,7 +25,7 @@ from afflux.ops.validation import (
     positive,
 )
 from afflux.rules import RULES, from_config, make
-from afflux.rules.presets.framework_names import FRAMEWORK_NAMES, ONLY_IN_DIALECT, in_our_names
+from afflux.rules.presets.framework_names import ONLY_IN_DIALECT, in_our_names
 from afflux.rules.rule import Rule
 
 
@@ -163,9 +163,7 @@ def rule_of(framework: str, rule: object, options: Mapping[str, Any], num_client
         values.setdefault("num_clients", num_clients)
     if "dialect" in own and values.get("dialect") == framework:
         return make(rule, **values)
-    names = [name for name in FRAMEWORK_NAMES.get(framework, ()) if name in own or name in ONLY_IN_DIALECT]
-    kept = {name: values.pop(name) for name in names if name in values}
-    return make(rule, **in_our_names(framework, values), **kept)
+    return make(rule, **in_our_names(framework, values, {*own, *ONLY_IN_DIALECT}))
 
 
 def _value_of(text: str) -> Any:

@@ -18,7 +18,7 @@ from afflux.ops.errors import AffluxError
 from afflux.ops.validation import as_int, as_text, brief, is_function, known_names, reads
 from afflux.rules.presets import RULES
 from afflux.rules.presets.dialects import DIALECTS, Dialect
-from afflux.rules.presets.framework_names import FRAMEWORK_NAMES, in_our_names
+from afflux.rules.presets.framework_names import FRAMEWORK_NAMES, RULES_OF_FLOWER, in_our_names
 from afflux.rules.registry import MAX_DEPTH, OWN, PART, WORDS, PartRole, registered_parts
 from afflux.rules.rule import Calibrate, Optimizer, Rule, Weigh
 from afflux.rules.schedules import LearningRate
@@ -76,10 +76,18 @@ def make(name: str, /, **options: object) -> Rule:
     if preset not in RULES:
         raise AffluxError(f"[make] name is {brief(name)}, must be a rule; {known_names(name, RULES)}")
     parameters = _parameters(RULES[preset])
+    is_flowers = preset in RULES_OF_FLOWER
     if "dialect" in parameters:
         options = _with_dialect(options)
+    elif is_flowers and as_text(options.get("dialect")) == "flower":
+        del options["dialect"]
+        options = in_our_names("flower", options, parameters)
     for option in options:
-        frameworks = [framework for framework, names in FRAMEWORK_NAMES.items() if option in names]
+        frameworks = [
+            framework
+            for framework, names in FRAMEWORK_NAMES.items()
+            if option in names and (framework == "flower") == is_flowers
+        ]
         if option not in parameters and frameworks:
             raise AffluxError(f"[make] {option} is a name of {frameworks[0]}: only for dialect={frameworks[0]!r}")
     rule: Rule = _Reader("make", objects=True).call(RULES[preset], preset, options, "", 0)

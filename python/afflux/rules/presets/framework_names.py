@@ -1,10 +1,11 @@
-"""The names of FedBuff's options in other frameworks; `rules.make` accepts them together with `dialect=`."""
+"""The names of rules' options in other frameworks; `rules.make` accepts them together with `dialect=`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from math import inf
 
 from afflux.ops.errors import AffluxError
-from afflux.ops.validation import brief, flag, integer, one_or_less
+from afflux.ops.validation import brief, count_of, flag, integer, one_or_less
+from afflux.rules.presets.fedmedian import fedtrimmedavg
 
 NamedOptions = dict[str, object]
 
@@ -25,18 +26,27 @@ FRAMEWORK_NAMES: Mapping[str, Mapping[str, str | None]] = {
         "max_model_history": None,
     },
     "flgo": {"buffer_ratio": "buffer_size", "eta": "server_lr"},
+    "flower": {
+        "server_learning_rate": "server_lr",
+        "server_momentum": "beta",
+        "num_malicious_nodes": "byzantine",
+        "num_nodes_to_select": "keep",
+        "beta": "trim",
+    },
 }
+#: The rules that Flower has, too: its dialect is for these, all others are FedBuff's.
+RULES_OF_FLOWER = ("fedavgm", "krum", "multi_krum", "fedmedian", "fedtrimmedavg")
 #: The names that have a meaning only in the dialect of their framework.
 ONLY_IN_DIALECT = ("client_weights_mode", "gradient_based", "staleness_weight", "max_model_history")
 
 
-def in_our_names(dialect: str, options: Mapping[str, object]) -> NamedOptions:
-    """Return the options of `fedbuff`, with the names of a framework replaced by afflux's.
+def in_our_names(dialect: str, options: Mapping[str, object], ours: Container[str] = ()) -> NamedOptions:
+    """Return the options of a rule, with the names of a framework replaced by afflux's, except those in `ours`.
 
     Raises:
         AffluxError: both names of an option are given, or a value has no counterpart in a rule.
     """
-    names = FRAMEWORK_NAMES.get(dialect, {})
+    names = {name: key for name, key in FRAMEWORK_NAMES.get(dialect, {}).items() if name not in ours}
     preset_options = dict(options)
     framework_options: NamedOptions = {name: preset_options.pop(name) for name in names if name in preset_options}
     for name in framework_options:
@@ -78,6 +88,14 @@ def _share(preset_options: NamedOptions, framework_options: NamedOptions) -> Non
     preset_options["buffer_size"] = int(ratio * clients)
 
 
+def _whole_values(preset_options: NamedOptions, framework_options: NamedOptions) -> None:
+    """Convert the share that Flower's FedTrimmedAvg cuts at each end: int(beta M) values."""
+    share = one_or_less("make", "beta", framework_options["beta"])
+    default = fedtrimmedavg().buffer_size
+    size = count_of(1)("make", "buffer_size", preset_options.get("buffer_size", default))
+    preset_options["trim"] = int(share * size) / size
+
+
 def _only(name: str, default: object, instead: str) -> Callable[[NamedOptions, NamedOptions], None]:
     def check(preset_options: NamedOptions, framework_options: NamedOptions) -> None:
         value = framework_options[name]
@@ -92,6 +110,7 @@ _CONVERTED: Mapping[str, Callable[[NamedOptions, NamedOptions], None]] = {
     "staleness_fn_kwargs": _law,
     "staleness_weight": _switch,
     "buffer_ratio": _share,
+    "beta": _whole_values,
     "client_weights_mode": _only("client_weights_mode", "equal", "afflux has no weights by examples in this dialect"),
     "gradient_based": _only("gradient_based", False, "clients push models in this dialect"),
     "max_model_history": _only("max_model_history", inf, "give it to Server, as max_staleness=max_model_history - 1"),
