@@ -31,7 +31,8 @@ def allowed(name, before, buffer, after, decisions, dtype, written=0, largest=0.
     dv = direction_bound(name, before, buffer, decisions, options) if dv is None else dv
     if "rows" in after and written:
         dv = dv + written * (before["num_clients"] + 2) * EPS * largest
-    same = dict.fromkeys(("params", *VECTORS.get(name, ())), np.zeros_like(before["params"]))
+    kept = [vector for vector in VECTORS.get(name, ()) if vector in before]  # a variant may keep others
+    same = dict.fromkeys(("params", *kept), np.zeros_like(before["params"]))
     if not decisions["stepped"]:
         return same
     move = np.abs(decisions["server_lr"] * decisions["direction"])

@@ -26,6 +26,7 @@ from afflux.rules.files import rule_function
 from afflux.rules.optimizers import Adagrad, Momentum, Sgd
 from afflux.rules.presets.aflguard import DistanceTest
 from afflux.rules.presets.dialects import DIALECTS, Dialect, OnePlusRoot, VersionMeans, appfl, flsim, nvflare
+from afflux.rules.presets.diloco import DelayedNesterov
 from afflux.rules.presets.fltrust import TrustScores
 from afflux.rules.presets.gsgm import GradientScheduling
 from afflux.rules.presets.krum import Krum
@@ -46,8 +47,8 @@ NO_PARTS = {Dialect, Needs, registry.Part, RuleSpec}
 NAMES = {
     "rule": ["rule"],
     "weigh": [
-        "cosine_selection", "distance_test", "examples", "given", "gradient_scheduling", "krum", "score_test",
-        "staleness", "trimmed", "trust_scores", "uniform", "version_means",
+        "cosine_selection", "delayed_nesterov", "distance_test", "examples", "given", "gradient_scheduling", "krum",
+        "score_test", "staleness", "trimmed", "trust_scores", "uniform", "version_means",
     ],
     "calibrate": ["calibrate"],
     "step": sorted(STEP_KINDS.keys() - {"assign", "nesterov"}),  # an option of momentum
@@ -184,6 +185,7 @@ WEIGH = {
     "gradient_scheduling": st.builds(GradientScheduling, FINITE),
     "score_test": st.builds(ScoreTest, NOT_NEGATIVE, NOT_NEGATIVE, NOT_NEGATIVE, st.booleans()),
     "cosine_selection": st.builds(CosineSelection, *SELECTION),
+    "delayed_nesterov": st.builds(DelayedNesterov, st.integers(1, 2**53), BELOW_ONE),
     "distance_test": st.builds(DistanceTest, NOT_NEGATIVE),
     "krum": st.builds(Krum, st.integers(0, 2**53), st.integers(1, 2**53)),
     "trust_scores": st.builds(TrustScores),

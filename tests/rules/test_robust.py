@@ -130,6 +130,8 @@ def test_a_flushed_buffer_of_too_few_makes_no_step():
         (lambda: rules.multi_krum(keep=0), "keep is 0"),
         (lambda: rules.krum(byzantine=-1), "byzantine is -1"),
         (lambda: rules.aflguard(most=-1.0), "most is -1"),
+        (lambda: rules.diloco(delayed=0), "period is 0"),
+        (lambda: rules.diloco(delayed=4, dampening=0.5), "dampening is 0.5, must be 0 with delayed"),
         (lambda: Momentum(dampening=1.0), "dampening is 1"),
         (lambda: Momentum(nesterov="yes"), "nesterov is 'yes'"),
     ],
@@ -138,10 +140,11 @@ def test_options_that_are_impossible(make, text):
     check_error(text, make)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_diloco_is_torchs_nesterov_momentum(size, rng):
+@pytest.mark.parametrize(("size", "delayed"), [(1, None), (3, None), (3, 1)])
+def test_diloco_is_torchs_nesterov_momentum(size, delayed, rng):
+    """Delayed by one step, too."""
     updates = rng.standard_normal((30, D))
-    server = Server(rules.diloco(buffer_size=size), np.zeros(D), dtype="float64")
+    server = Server(rules.diloco(buffer_size=size, delayed=delayed), np.zeros(D), dtype="float64")
     param = torch.nn.Parameter(torch.zeros(D, dtype=torch.float64))
     optimizer = torch.optim.SGD([param], lr=0.7, momentum=0.9, nesterov=True)
     for k in range(0, 30, size):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from afflux import Server, ops
-from afflux.rules import RULES
+from afflux.rules import EXPERIMENTAL, RULES
 from afflux.rules.schedules import DelayAdaptive
 from conftest import ROOT
 
@@ -21,6 +21,13 @@ SIZE, CLIENTS = 64, 7
 
 def test_every_preset_has_its_line():
     assert list(ROWS) == list(RULES)
+
+
+def test_rules_whose_authors_code_was_not_seen_say_so():
+    texts = {name: " ".join(preset.__doc__.split()) for name, preset in RULES.items()}
+    assert {name for name, text in texts.items() if "authors' code was not seen" in text} == {*EXPERIMENTAL}
+    (line,) = re.findall(r"^- (.*?)`rules\.EXPERIMENTAL`", PAGE, re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", line)) == {*EXPERIMENTAL}
 
 
 @pytest.mark.parametrize(("name", "option"), [("fadas", "delay_adaptive"), ("wkafl", "stage_two_version")])

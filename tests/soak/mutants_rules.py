@@ -47,6 +47,9 @@ step: bias correction counts from zero
 +steps = max(arrivals.version, 1.0)
 
 test_rules.py
+delayed: the velocity takes in the sum of the steps, not their mean
+-following[0] + following[1] / period
++following[0] + following[1]
 selection: the threshold is on the wrong side
 -            if cosine < self.sim_min
 +            if cosine <= self.sim_min

@@ -3,7 +3,8 @@
 Each file has dicts, of which all but ROUNDS may be absent; here they are those of all files together:
 
 ROUNDS     {name: round}; papers.py says what a round takes and gives
-VECTORS    {name: (vector, ...)}: the vectors (d,) that the rule keeps, zeros at first (v and v_hat: see `start`)
+VECTORS    {name: (vector, ...)}: the vectors (d,) that the rule keeps, zeros at first (v and v_hat: see `start`); of a
+           variant that keeps others {id: ...}
 SCALARS    {name: {number that it keeps: first value}}
 VARIANTS   {id: (name, options in the oracle's words)}, beside every preset without options. No options of a round:
            initial_v, which is the server's first state, and duplicates, what the server does with a client's second
@@ -13,7 +14,7 @@ BOUNDS     {name: f(before, buffer, after, decisions, dv, options) -> {vector: b
            that only this rule keeps, and of params if they do not move by server_lr * direction
 WEIGHTS    {name: f(before, buffer, decisions, options) -> the weights' relative error}, if a law does not make them
 DECISIONS  {name: f(before, buffer, decisions, options) -> {what is decided: error of the quantity that decides}}
-NOT_STREAMED  {name: why the weights are not known on arrival}
+NOT_STREAMED  {name, or id of a variant: why the weights are not known on arrival}
 """
 
 from importlib import import_module

@@ -57,7 +57,11 @@ RULES: dict[str, Callable[..., Rule]] = {
 #: The synchronous presets. They are exact if M clients start together and the server waits for all of them.
 SYNCHRONOUS = ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedams")
 
+#: The presets of which the authors' code was not seen: their formulas may change in any release.
+EXPERIMENTAL = ("diloco", "aflguard", "fltrust", "krum", "multi_krum", "fedmedian", "fedtrimmedavg")
+
 __all__ = [
+    "EXPERIMENTAL",
     "RULES",
     "SYNCHRONOUS",
     "afa_cd",
