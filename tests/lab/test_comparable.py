@@ -15,7 +15,6 @@ from afflux.lab.results.report_html import _compared
 from afflux.lab.results.run_folder import describe_setting
 from afflux.lab.results.run_result import Evaluation, RunResult
 from afflux.lab.results.simulation_results import SimulationResults
-from afflux.lab.results.statistics import latex_table
 from afflux.rules.specs import RuleSpec
 from afflux.sim import partitioned, sgd
 from afflux.sim.workload.config import SimConfig
@@ -87,9 +86,9 @@ def test_each_page_names_the_buffer_sizes(tmp_path, caplog):
     assert json.loads((out / "summary.json").read_text())["buffer_sizes"] == dict(zip(
         ("fedbuff:buffer_size=4", "mine", "fedasync"), (4, 2, 1), strict=True
     ))  # fmt: skip
-    head, *rows = [line for line in results.to_latex().splitlines() if " & " in line]
-    assert head.startswith(" & arrivals per step, M & final accuracy")
-    assert [row.split(" & ")[1] for row in rows] == ["4", "2", "1"]
+    table = results.to_dataframe("table")
+    assert list(table)[:2] == ["rule", "arrivals per step, M"]
+    assert table["arrivals per step, M"].tolist() == ["4", "2", "1"]
     caplog.clear()
     simulation(rules=["fedbuff:buffer_size=4", "ca2fl:buffer_size=4", "fedasync"]).run()
     assert not [record for record in caplog.records if "buffers" in record.message]
@@ -100,15 +99,6 @@ def result_of(label, seed, scores, state_bytes=8):
     rows = tuple(Evaluation(10 * i, i, 2.5 * i, score, 1.0) for i, score in enumerate(scores))
     none = np.zeros(1, np.int64)
     return RunResult(RuleSpec(label, (), label), seed, rows, none, none, np.ones(1), state_bytes, 4, np.zeros(2))
-
-
-def test_a_mean_of_fewer_seeds_is_never_the_bold_one():
-    whole = [result_of(label, seed, (0.1, score)) for label, score in (("a", 0.7), ("b", 0.6)) for seed in range(4)]
-    table = latex_table([*whole, result_of("c", 0, (0.1, 0.9), 4)], 0.65).splitlines()
-    rows = {cells[0]: cells[1:] for row in table if len(cells := row.split(" & ")) > 1}
-    assert rows["a"][0].startswith(r"\textbf{70.0")
-    assert (rows["c"][0], "textbf" in "".join(rows["c"])) == ("90.0 (1 of 4)", False)
-    assert "Paired differences to a" in table[-1]
 
 
 @pytest.mark.parametrize(

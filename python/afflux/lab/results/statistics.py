@@ -211,75 +211,6 @@ def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) ->
     return rows
 
 
-def latex_table(results: Sequence[RunResult], target: float, titles: Sequence[str] | None = None) -> str:
-    """Return a LaTeX table with a row for each rule; see `SimulationResults.to_latex`."""
-    groups, summary = group_by_rule(results), summarise(results, target)
-    rows = dict(summary_rows(results, target, brief=True))
-    metric, goal = score_of(results), shown_target(results, target)
-    sign = 1 if metric.lower_is_better else -1
-    seeds = {run.seed for run in results}
-    is_whole = [len({run.seed for run in runs}) == len(seeds) for runs in groups.values()]
-    finals = [seed_statistics([run.final_score for run in runs]) for runs in groups.values()]
-    # What was not measured with all seeds is never the best.
-    scores = [sign * mean if whole else math.inf for (mean, *_), whole in zip(finals, is_whole, strict=True)]
-    best = min(zip(scores, groups, strict=True), key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])[1]
-    costs = {metric.title("final {}"): scores}
-    for number in NUMBERS:
-        if number.horizon and number.brief and goal is not None:
-            times = [summary[label][number.name] for label in groups]
-            costs[number.title.format(metric.text(goal))] = [
-                math.inf if isinstance(time, TimeStatistics) and time.is_bound else time[0] for time in times
-            ]
-    costs["server ms per round"] = [row["server_ms"][0] for row in summary.values()]
-    costs["server state"] = [row["state_bytes"][0] for row in summary.values()]
-    columns = {title: list(map(_latex, rows[title])) for title in (BUFFER_SIZE_TITLE, *costs) if title in rows}
-    for title, numbers in costs.items():
-        values = [number if whole else math.inf for number, whole in zip(numbers, is_whole, strict=True)]
-        finite = [value for value in values if math.isfinite(value)]
-        if finite and (min(finite) < max(finite) or len(finite) < len(values)):
-            columns[title] = [
-                f"\\textbf{{{cell}}}" if value == min(finite) else cell
-                for cell, value in zip(columns[title], values, strict=True)
-            ]
-    notes = "Mean ± standard deviation over seeds; for times to a target the median, "
-    notes += "in which a run that never reaches it counts as slower than all that do."
-    place = int(metric.lower_is_better)  # of the best rule in its pairs: the differences to others are positive
-    pairs = paired_differences(sorted(results, key=lambda run: (run.spec.label != best) != place))
-    against = {row[1 - place]: row for row in pairs if row[place] == best and row.seeds > 1}
-    pair_notes = ""
-    if against:
-        gaps, fewest = [against.get(label) for label in groups], min(row.seeds for row in against.values())
-        columns[f"{'above' if metric.lower_is_better else 'below'} the best [{LEVEL:.0%}]"] = [
-            "-" if row is None else "${}$ [${}$, ${}$]".format(*map(metric.difference, (row.mean, row.low, row.high)))
-            for row in gaps
-        ]
-        tests = {"p (t, Holm)": "p_holm"} | ({} if wilcoxon_note(fewest) else {"p (Wilcoxon)": "p_wilcoxon"})
-        for title, name in tests.items():
-            columns[title] = ["-" if row is None else _latex(p_text(getattr(row, name))) for row in gaps]
-        unit = "points" if metric.is_share else metric.unit
-        pair_notes = f" Paired differences to {best}{f' in {unit}' if unit else ''}; "
-        pair_notes += f"the t test is adjusted by Holm for all pairs of rules. {wilcoxon_note(fewest)}"
-    for beginning in titles or ():
-        if not any(title.startswith(beginning) for title in columns):
-            known("column", beginning, columns)
-    if titles is not None:
-        columns = {title: columns[title] for begin in titles for title in columns if title.startswith(begin)}
-    notes += pair_notes if columns.keys() - costs - {BUFFER_SIZE_TITLE} else ""
-    table = [["", *map(_latex, columns)], *zip(map(_latex, groups), *columns.values(), strict=True)]
-    head, *body = (" & ".join(row) + " \\\\" for row in table)
-    lines = [f"\\begin{{tabular}}{{l{'r' * len(columns)}}}", "\\toprule", head, "\\midrule", *body, "\\bottomrule"]
-    return "\n".join([*lines, "\\end{tabular}", f"\\par\\smallskip{{\\footnotesize {_latex(notes.strip())}\\par}}", ""])
-
-
-_LATEX = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "-": "{-}"}
-_LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {sign: f"${sign}$" for sign in "<>|"}
-
-
-def _latex(text: str) -> str:
-    """Return a text for LaTeX, in which no character is markup; -- is no dash."""
-    return "".join(_LATEX.get(character, character) for character in text)
-
-
 def p_text(p: float) -> str:
     """Return a p as tables show it.
 
@@ -298,10 +229,11 @@ def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: t
     Args:
         results: one for each rule and seed.
         table: evaluations: one row each; runs: the numbers of `RunResult.summary`, a row for each run; summary: their
-            mean and standard deviation over seeds, a row for each rule; arrivals: client and staleness of each arrival;
-            staleness: number of arrivals by staleness; participation: arrivals of each client that was seen; targets:
-            when each run reached which score first; bytes: those sent until each evaluation; differences: of the final
-            score, see `paired_differences`; clients: the evaluations of single clients.
+            mean and standard deviation over seeds, a row for each rule; table: the text that a terminal shows, a row
+            for each rule; arrivals: client and staleness of each arrival; staleness: number of arrivals by staleness;
+            participation: arrivals of each client that was seen; targets: when each run reached which score first;
+            bytes: those sent until each evaluation; differences: of the final score, see `paired_differences`; clients:
+            the evaluations of single clients.
         target: for the numbers that have one.
         dtype: of all columns; `object` leaves the values as they are. Default: the type of the values of a column.
 
@@ -344,6 +276,12 @@ def _summary(results: Sequence[RunResult], target: float) -> Records:
         yield numbers
 
 
+def _shown(results: Sequence[RunResult], target: float) -> Records:
+    rows = dict(summary_rows(results, target, brief=True))
+    for label, *cells in zip(group_by_rule(results), *rows.values(), strict=True):
+        yield {"rule": label} | dict(zip(rows, cells, strict=True))
+
+
 def _counts(values: np.ndarray) -> Records:
     """Return each of the facts about arrivals, and the number of its arrivals."""
     return zip(*(column.tolist() for column in np.unique(values, return_counts=True)), strict=True)
@@ -362,6 +300,7 @@ TABLES: dict[str, ResultTable] = {
     "evaluations": _by_run((*PLACE, METRICS), lambda run: run.evaluations),
     "runs": (None, _runs),
     "summary": (None, _summary),
+    "table": (None, _shown),
     "arrivals": _by_run(
         ("number", "client", "staleness"),
         lambda run: zip(range(len(run.clients)), run.clients.tolist(), run.staleness.tolist(), strict=True),
