@@ -46,7 +46,7 @@ def test_runs_with_other_settings_are_merged_only_if_they_may_differ(tmp_path):
         f"fedbuff:buffer_size=4, concurrency {at_once}, client_lr {rate}" for at_once, rate in ((6, 0.1), (3, 0.2))
     ]
     assert [label for label, _ in both.histories] == labels
-    for table in ("evaluations", "summary", "targets"):
+    for table in ("evaluations", "summary", "bytes"):
         frame = both.to_dataframe(table)
         assert frame.columns[:3].tolist() == ["rule", "concurrency", "client_lr"], table
         assert {*zip(frame["rule"], frame["client_lr"], strict=True)} <= {*zip(labels, (0.1, 0.2), strict=True)}, table

@@ -125,7 +125,7 @@ def check_same(results, written):
         assert run.first_params_sha256 == original.first_params_sha256 != ""
         assert same(run.summary(0.5), original.summary(0.5))
         assert (run.leader, run.settings, run.division) == (original.leader, original.settings, original.division)
-    for table in ("evaluations", "arrivals", "participation", "targets", "differences"):
+    for table in ("evaluations", "arrivals", "participation", "differences"):
         assert results.to_dataframe(table).equals(written.to_dataframe(table)), table
 
 

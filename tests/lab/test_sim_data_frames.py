@@ -9,7 +9,7 @@ import pytest
 import made_runs
 from afflux.lab.results import run_folder
 from afflux.lab.results.run_result import Evaluation, RunResult
-from afflux.lab.results.statistics import paired_differences, reach_targets
+from afflux.lab.results.statistics import paired_differences
 from afflux.rules.specs import RuleSpec
 from afflux.sim import MissingExtraError
 from afflux.sim.workload.config import SimConfig
@@ -56,12 +56,6 @@ def test_tables(results):
     for table, numbers in (("participation", results[3].clients), ("staleness", results[3].staleness)):
         frame = rows_of(results.to_dataframe(table))
         assert [row[2:] for row in frame if row[:2] == ("fedasync", 1)] == sorted(Counter(numbers.tolist()).items())
-    frame = results.to_dataframe("targets")
-    assert frame["arrivals"].dropna().isin(range(31)).all()
-    for label, seed, target, *facts in rows_of(frame):
-        rows = results.of(label, seed).evaluations
-        hit = next((row for row in rows if row.accuracy >= target), None)
-        assert tuple(facts) == tuple(hit[:3]) if hit else np.isnan(np.array(facts, float)).all()
     ((first, second, seeds, mean, *_),) = rows_of(results.to_dataframe("differences"))
     assert (first, second, seeds) == (*RULES, 2)
     finals = np.array([run.final_accuracy for run in results]).reshape(2, 2)
@@ -100,11 +94,6 @@ rule,seed,staleness,arrivals
 rule,seed,client,arrivals
 "x,""y"" z",0,4,3
 """,
-    "targets.csv": """\
-rule,seed,target,arrivals,version,virtual_time
-"x,""y"" z",0,0.3,10,3,2.5e-08
-é,1,0.3,,,
-""",
 }
 
 
@@ -135,5 +124,3 @@ def test_the_csv_files_have_the_bytes_of_the_csv_module(tmp_path):
 def test_statistics(results):
     assert results.paired_differences() == paired_differences(list(results))
     assert results.paired_differences("mean_staleness", 0.8) == paired_differences(list(results), "mean_staleness", 0.8)
-    assert results.targets(0.05, 0.2) == reach_targets(list(results), [0.05, 0.2])
-    assert {row.target for row in results.targets()} >= {0.05}

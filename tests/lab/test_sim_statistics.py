@@ -158,21 +158,13 @@ def test_targets_are_reached_at_the_first_evaluation_that_has_them():
         result_of("a", 1, [0.1, 0.2, 0.6, 0.7]),
         result_of("b", 0, [0.1, 0.9, 0.2, 0.2]),
     ]
-    assert statistics.usual_targets(results, 0.85) == [0.5, 0.6, 0.7, 0.8, 0.85, 0.9]
-    assert statistics.usual_targets([result_of("a", 0, [0.75, 0.85])], 0.9) == [0.8, 0.9]
-    rows = statistics.reach_targets(results, [0.5, 0.8])
-    assert [(row.rule, row.target, row.runs) for row in rows] == [
-        ("a", 0.5, 2),
-        ("a", 0.8, 2),
-        ("b", 0.5, 1),
-        ("b", 0.8, 1),
-    ]
-    assert rows[0].rounds == (1.5, False, 2)
-    assert rows[0].arrivals == (15.0, False, 2)
-    assert rows[0].virtual_time == (3.75, False, 2)
-    assert rows[1].rounds == (3.0, True, 1), "the second seed did not get there in 3 rounds"
-    assert rows[1].rounds.text(2, 0) == "> 3 (1 of 2)"
-    assert rows[3].virtual_time == (2.5, False, 1)
+    halves, most = (summarise(results, target) for target in (0.5, 0.8))
+    assert halves["a"]["rounds_to_target"] == (1.5, False, 2)
+    assert halves["a"]["time_to_target"] == (3.75, False, 2)
+    late = most["a"]["rounds_to_target"]
+    assert late == (3.0, True, 1), "the second seed did not get there in 3 rounds"
+    assert late.text(2, 0) == "> 3 (1 of 2)"
+    assert most["b"]["time_to_target"] == (2.5, False, 1)
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,10 @@ from afflux.lab.results.statistics import (
     PairedDifference,
     p_text,
     paired_differences,
-    reach_targets,
     score_of,
     shown_metrics,
     shown_target,
     summary_rows,
-    usual_targets,
     wilcoxon_note,
 )
 from afflux.sim.workload.evaluation import Metric
@@ -88,7 +86,6 @@ def render_report(
         differences=_differences(differences[:MOST_PAIRS], metric),
         wilcoxon=wilcoxon_note(min((row.seeds for row in differences), default=0)),
         more_pairs=max(len(differences) - MOST_PAIRS, 0),
-        targets=_targets(results, target),
         staleness=_staleness(groups),
         shared_staleness="; ".join(schedule.label for schedule in schedules(groups, "staleness")),
         participation=[_participation(schedule) for schedule in schedules(groups, "clients")],
@@ -159,17 +156,6 @@ def _differences(differences: Sequence[PairedDifference], metric: Metric) -> lis
         ]
         for row in differences
     ]
-
-
-def _targets(results: Sequence[RunResult], target: float) -> dict[str, TextRows]:
-    tables: dict[str, TextRows] = {}
-    targets, metric = usual_targets(results, target), score_of(results)
-    for title, name, digits in (("rounds to", "rounds", 0), ("virtual time to", "virtual_time", 1)):
-        rows = {goal: [metric.text(goal)] for goal in targets}
-        for hit in reach_targets(results, targets):
-            rows[hit.target].append(getattr(hit, name).text(hit.runs, digits))
-        tables[title] = list(rows.values())
-    return tables if targets else {}
 
 
 def _staleness(groups: Groups) -> tuple[Chart, Chart]:

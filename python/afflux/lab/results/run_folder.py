@@ -39,8 +39,9 @@ from afflux.store.lock import LOCK, InUseError, Lock
 
 #: Files with a table each, see `data_frame`.
 CSV_TABLES = {"metrics.csv": "evaluations"}  # clients.csv: of a task that evaluates clients
-CSV_TABLES |= {f"{name}.csv": name for name in ("staleness", "participation", "targets", "summary", "bytes", "clients")}
+CSV_TABLES |= {f"{name}.csv": name for name in ("staleness", "participation", "summary", "bytes", "clients")}
 FILES = ("config.json", *CSV_TABLES, "summary.json", "curves.png", "report.html")
+OLD_FILES = ("targets.csv",)  #: which an older afflux wrote, too
 FOLDERS = {FOLDER, MODELS, "tensorboard"}  # the last one is of an older afflux
 #: They write the files; SciPy comes with the last one.
 PACKAGES = ("matplotlib", "pandas", "jinja2", "safetensors", "sklearn")
@@ -127,7 +128,7 @@ def _is_run_folder(folder: Path) -> bool:
     """Return whether a folder holds a record of runs without a store, and nothing that no command writes there."""
     if not (folder / FILE).is_file() or (folder / FOLDER / RUN_ID).exists():
         return False
-    places = {True: FOLDERS, False: {LOCK, FILE, *FILES}}
+    places = {True: FOLDERS, False: {LOCK, FILE, *FILES, *OLD_FILES}}
     return all(path.name in places[path.is_dir()] and not path.is_symlink() for path in folder.iterdir())
 
 
@@ -221,7 +222,7 @@ def write_results(
             )
     with errors_of_writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
+        for name in (*FILES, *OLD_FILES):
             (folder / name).unlink(missing_ok=True)
         configuration, setting = _configuration(results, config), describe_setting(config, results, failures)
         (folder / "config.json").write_bytes(encode_json(configuration, indent=2))
@@ -230,8 +231,7 @@ def write_results(
                 continue
             # Values as they are: whole numbers stay whole in a column with empty cells.
             frame = data_frame(results, table, config.target, dtype=object)
-            missing = "" if table == "targets" else "nan"
-            frame.to_csv(folder / name, index=False, lineterminator="\n", na_rep=missing, encoding="utf-8")
+            frame.to_csv(folder / name, index=False, lineterminator="\n", na_rep="nan", encoding="utf-8")
         summary = _summary(results, config) | ({"failed": [run.facts() for run in failures]} if failures else {})
         (folder / "summary.json").write_bytes(encode_json(summary, indent=2))
         draw_comparison(results, setting, config.target, folder / "curves.png")

@@ -14,11 +14,8 @@ from afflux.lab.results.run_result import Evaluation, RunResult, Summary, summar
 from afflux.lab.results.statistics import (
     LEVEL,
     PairedDifference,
-    TargetStatistics,
     data_frame,
     paired_differences,
-    reach_targets,
-    usual_targets,
 )
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
@@ -113,10 +110,6 @@ class SimulationResults(tuple[RunResult, ...]):
         """
         return summarise(self, self.config.target if target is None else target)
 
-    def targets(self, *scores: float) -> list[TargetStatistics]:
-        """Return when each rule reached scores first; without arguments, the usual ones that a run has reached."""
-        return reach_targets(self, scores or usual_targets(self, self.config.target))
-
     def paired_differences(self, number: str = "", level: float = LEVEL) -> list[PairedDifference]:
         """Return the differences between the rules over the seeds that they share, with Student's intervals.
 
@@ -134,9 +127,10 @@ class SimulationResults(tuple[RunResult, ...]):
 
         Args:
             table: evaluations (one row each), runs (the numbers of `RunResult.summary`), arrivals (client and staleness
-                of each), staleness and participation (arrivals by staleness, and by client), targets, summary (mean and
-                deviation of these numbers for each rule), table (the text
-                that a terminal shows), bytes (sent until each evaluation), clients (the evaluations of single clients), or differences (of the final score between rules).
+                of each), staleness and participation (arrivals by staleness, and by client), summary (mean and
+                deviation of these numbers for each rule), table (the text that a terminal shows), bytes (sent until
+                each evaluation), clients (the evaluations of single clients), or differences (of the final score
+                between rules).
 
         Raises:
             ConfigError: an unknown table.

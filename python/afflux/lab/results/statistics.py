@@ -17,7 +17,6 @@ from afflux.lab.results.run_result import (
     group_by_rule,
     seed_statistics,
     summarise,
-    time_statistics,
 )
 from afflux.ops.errors import ConfigError
 from afflux.ops.units import in_bytes
@@ -26,25 +25,12 @@ from afflux.sim.errors import require
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.evaluation import Metric
 
-#: The shares in a table of targets, if a run has reached them.
-USUAL_TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 BUFFER_SIZE_TITLE = "arrivals per step, M"
 LEVEL = 0.95  #: level of confidence intervals
 WILCOXON_SEEDS = 6  #: with fewer pairs the smallest p of Wilcoxon's test, 2 / 2^n, is above 5 %
 
 
 _Key = TypeVar("_Key")
-
-
-class TargetStatistics(NamedTuple):
-    """The first time at which a rule's runs reached a target: arrivals, rounds and virtual time."""
-
-    rule: str
-    target: float
-    runs: int  #: number of all runs, also those that did not reach the target
-    arrivals: TimeStatistics
-    rounds: TimeStatistics
-    virtual_time: TimeStatistics
 
 
 def shown_metrics(results: Sequence[RunResult]) -> list[Metric]:
@@ -63,27 +49,6 @@ def shown_target(results: Sequence[RunResult], target: float) -> float | None:
     bounds = [end for end in score_of(results).bounds if math.isfinite(end)]
     scores = [row.score for run in results for row in run.evaluations] + bounds
     return target if target != SimConfig.target or min(scores) <= target <= max(scores) else None
-
-
-def usual_targets(results: Sequence[RunResult], target: float) -> list[float]:
-    """Return `target`, if it is shown, and of shares the usual ones that a run has reached, but not at its start."""
-    metric, goal = score_of(results), shown_target(results, target)
-    best = metric.best(run.best_score for run in results)
-    first = metric.worst(run.evaluations[0].score for run in results)
-    usual = (share for share in USUAL_TARGETS if metric.reaches(best, share) and not metric.reaches(first, share))
-    return sorted({*(() if goal is None else (goal,)), *(usual if metric.is_share else ())})
-
-
-def reach_targets(results: Sequence[RunResult], targets: Iterable[float]) -> list[TargetStatistics]:
-    """Return arrivals, rounds and virtual time to each target, rule by rule."""
-    rows, targets = [], list(targets)
-    for label, runs in group_by_rule(results).items():
-        for target in targets:
-            never = (math.nan, math.nan, math.nan)
-            hits = zip(*((run.first_to_reach(target) or never)[:3] for run in runs), strict=True)
-            ends = zip(*(run.evaluations[-1][:3] for run in runs), strict=True)  # arrivals, version, virtual time
-            rows.append(TargetStatistics(label, target, len(runs), *map(time_statistics, hits, ends)))
-    return rows
 
 
 class PairedDifference(NamedTuple):
@@ -231,9 +196,8 @@ def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: t
         table: evaluations: one row each; runs: the numbers of `RunResult.summary`, a row for each run; summary: their
             mean and standard deviation over seeds, a row for each rule; table: the text that a terminal shows, a row
             for each rule; arrivals: client and staleness of each arrival; staleness: number of arrivals by staleness;
-            participation: arrivals of each client that was seen; targets: when each run reached which score first;
-            bytes: those sent until each evaluation; differences: of the final score, see `paired_differences`; clients:
-            the evaluations of single clients.
+            participation: arrivals of each client that was seen; bytes: those sent until each evaluation;
+            differences: of the final score, see `paired_differences`; clients: the evaluations of single clients.
         target: for the numbers that have one.
         dtype: of all columns; `object` leaves the values as they are. Default: the type of the values of a column.
 
@@ -287,13 +251,6 @@ def _counts(values: np.ndarray) -> Records:
     return zip(*(column.tolist() for column in np.unique(values, return_counts=True)), strict=True)
 
 
-def _targets(results: Sequence[RunResult], target: float) -> Records:
-    goals = usual_targets(results, target)
-    for run in results:
-        for goal in goals:
-            yield run.spec.label, run.seed, goal, *(run.first_to_reach(goal) or (None, None, None))[:3]
-
-
 METRICS = "metrics"  #: stands for the columns of the task's metrics
 #: By name; without columns, they are those of the rows.
 TABLES: dict[str, ResultTable] = {
@@ -307,7 +264,6 @@ TABLES: dict[str, ResultTable] = {
     ),
     "staleness": _by_run(("staleness", "arrivals"), lambda run: _counts(run.staleness)),
     "participation": _by_run(("client", "arrivals"), lambda run: _counts(run.clients)),
-    "targets": (("rule", "seed", "target", *PLACE), _targets),
     "bytes": _by_run(
         ("arrivals", "up", "down"),
         lambda run: ((row.arrivals, *sent) for row, sent in zip(run.evaluations, run.sent_bytes, strict=False)),

@@ -102,10 +102,6 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
         """Return the best of some values."""
         return min(values) if self.lower_is_better else max(values)
 
-    def worst(self, values: Iterable[float]) -> float:
-        """Return the worst of some values."""
-        return max(values) if self.lower_is_better else min(values)
-
     def shown(self, values: Iterable[float]) -> "Metric":
         """Return the metric with which tables show these values: values beyond [0, 1] are not shown in per cent."""
         if self.is_share and any(isfinite(value) and not 0 <= value <= 1 for value in values):
