@@ -18,9 +18,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from afflux.lab.results import svg
 from afflux.lab.results.curves import COLOURS, SharedSchedule, schedules
-from afflux.lab.results.figures import draw_metric, draw_participation, draw_staleness, draw_weights
+from afflux.lab.results.figures import draw_metric, draw_participation, draw_staleness, draw_weights, series_line
 from afflux.lab.results.run_result import RunResult, group_by_rule, seed_statistics
 from afflux.lab.results.statistics import (
     LEVEL,
@@ -31,7 +30,6 @@ from afflux.lab.results.statistics import (
     shown_metrics,
     shown_target,
     summary_rows,
-    wilcoxon_note,
 )
 from afflux.sim.workload.evaluation import Metric
 
@@ -73,7 +71,7 @@ def render_report(
     )
     return environment.get_template("report.html").render(
         colours=COLOURS,
-        svg=svg,
+        swatches=[_swatch(index) for index in range(len(groups))],
         size=(WIDTH, HEIGHT),
         labels=list(groups),
         runs=results,
@@ -84,7 +82,6 @@ def render_report(
         summary=_compared(summary_rows(results, target, brief=False)),
         curves=list(_curves(groups, shown_metrics(results), goal)),
         differences=_differences(differences[:MOST_PAIRS], metric),
-        wilcoxon=wilcoxon_note(min((row.seeds for row in differences), default=0)),
         more_pairs=max(len(differences) - MOST_PAIRS, 0),
         staleness=_staleness(groups),
         shared_staleness="; ".join(schedule.label for schedule in schedules(groups, "staleness")),
@@ -121,16 +118,27 @@ def _chart(title: str, draw: Callable[[Axes], None], labels: Mapping[int, str]) 
             line.set_gid(f"line{line.get_label()}")
         across, up = axes.get_xlabel(), axes.get_ylabel()
         axes.set(title="", ylabel="")
-        file = StringIO()
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        return Chart(title, across, up, _shapes(figure, labels))
+
+
+def _swatch(index: int) -> Markup:
+    """Return the line of a series for the legend, 26 by 12 pixels."""
+    figure = Figure(figsize=(26 / 72, 12 / 72), facecolor="none")
+    figure.add_artist(series_line(index, [0.04, 0.5, 0.96], [0.5] * 3, markevery=[1], linewidth=1.8, markersize=5))
+    return _shapes(figure, {})
+
+
+def _shapes(figure: Figure, labels: Mapping[int, str]) -> Markup:
+    """Return the elements of a figure in the colours of the page, with the labels of its lines by number."""
+    file = StringIO()
+    figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     text = " ".join(file.getvalue().split())
     text = text[text.index("</style>") :].partition("</defs>")[2].rpartition("</svg>")[0]
     for colour, name in PAGE_COLOURS.items():
         text = text.replace(colour, f"var(--{name})")
     for number, label in labels.items():
         text = text.replace(f'<g id="line_{number}">', f"<g><title>{escape(label)}</title>")
-    text = re.sub(r' id="[\w.]+_\w+"', "", text)  # other charts have the same ids
-    return Chart(title, across, up, Markup(text))
+    return Markup(re.sub(r' id="[\w.]+_\w+"', "", text))  # other charts have the same ids
 
 
 def _curves(groups: Groups, metrics: Sequence[Metric], target: float | None) -> Iterator[Chart]:
@@ -141,18 +149,15 @@ def _curves(groups: Groups, metrics: Sequence[Metric], target: float | None) -> 
         yield _chart(title, draw, dict(enumerate(groups)))
 
 
-def _differences(differences: Sequence[PairedDifference], metric: Metric) -> list[list[Any]]:
+def _differences(differences: Sequence[PairedDifference], metric: Metric) -> TextRows:
     text = partial(metric.difference, sign="+")
-    largest = max((max(abs(row.low), abs(row.high)) for row in differences), default=0.0)
     return [
         [
             f"{row.first} − {row.second}",
             text(row.mean),
             f"{text(row.low)} to {text(row.high)}" if row.low < row.high else "none: equal in all seeds",
-            svg.interval(row.mean, row.low, row.high, largest),
             str(row.seeds),
             p_text(row.p_holm),
-            p_text(row.p_wilcoxon),
         ]
         for row in differences
     ]

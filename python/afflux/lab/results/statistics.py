@@ -27,7 +27,6 @@ from afflux.sim.workload.evaluation import Metric
 
 BUFFER_SIZE_TITLE = "arrivals per step, M"
 LEVEL = 0.95  #: level of confidence intervals
-WILCOXON_SEEDS = 6  #: with fewer pairs the smallest p of Wilcoxon's test, 2 / 2^n, is above 5 %
 
 
 _Key = TypeVar("_Key")
@@ -62,7 +61,6 @@ class PairedDifference(NamedTuple):
     high: float
     p: float  #: of the paired t test, two-sided; nan for a single seed, and if the differences of all seeds are equal
     p_holm: float  #: adjusted by Holm for the number of pairs
-    p_wilcoxon: float  #: of Wilcoxon's signed-rank test, not adjusted; nan for fewer than six seeds
 
 
 def holm(values: Mapping[_Key, float]) -> dict[_Key, float]:
@@ -113,25 +111,9 @@ def paired_differences(
             error = std / math.sqrt(seeds) if seeds > 1 else math.nan
             half = t_quantile(seeds - 1, (1 + level) / 2) * error
             p = 2 * float(stdtr(seeds - 1, -abs(mean) / error)) if error > 0 else math.nan
-            tests = p, math.nan, _wilcoxon(both)
-            rows.append(PairedDifference(first, second, seeds, mean, mean - half, mean + half, *tests))
+            rows.append(PairedDifference(first, second, seeds, mean, mean - half, mean + half, p, math.nan))
     adjusted = holm({row: row.p for row in rows if not math.isnan(row.p)})
     return [row._replace(p_holm=adjusted.get(row, math.nan)) for row in rows]
-
-
-def wilcoxon_note(seeds: int) -> str:
-    """Return what Wilcoxon's test can say of so many seeds, if they are too few; else nothing."""
-    if seeds >= WILCOXON_SEEDS:
-        return ""
-    return f"Wilcoxon's test is left out: with {seeds} seeds its smallest p is {2.0 ** (1 - seeds):g}."
-
-
-def _wilcoxon(differences: Sequence[float]) -> float:
-    if len(differences) < WILCOXON_SEEDS or not any(differences):
-        return math.nan
-    from scipy.stats import wilcoxon  # type: ignore[import-untyped]
-
-    return float(wilcoxon(differences).pvalue)
 
 
 def t_quantile(degrees: int, probability: float) -> float:
