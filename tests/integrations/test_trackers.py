@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afflux.lab import Simulation, resume
-from afflux.lab.runs.run_checkpoint import InterruptedRun
+from afflux.lab import Simulation
 from stopped_runs import Stopped, stop_at
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -49,8 +48,8 @@ def test_tensorboard_in_files(tmp_path):
         assert scalars(tmp_path / name) == expected
 
 
-@pytest.mark.parametrize(("seconds", "kept"), [(0.0, 39), (1000.0, 0)])
-def test_tensorboard_of_a_resumed_run_supersedes_what_came_after_its_checkpoint(seconds, kept, tmp_path):
+@pytest.mark.parametrize("seconds", [0.0, 1000.0])
+def test_tensorboard_of_a_resumed_run_supersedes_what_came_after_its_checkpoint(seconds, tmp_path):
     pytest.importorskip("tensorboard")
     simulation = Simulation.of("images", RULES[0], **SETTINGS | {"eval_every": 3})
     with trackers.tensorboard_runs(tmp_path / "whole") as log:
@@ -58,9 +57,8 @@ def test_tensorboard_of_a_resumed_run_supersedes_what_came_after_its_checkpoint(
     store, out = tmp_path / "store", tmp_path / "run"
     with trackers.tensorboard_runs(tmp_path / "parts") as log, pytest.raises(Stopped):
         simulation.run(store=store, out=out, checkpoint_every=seconds, on_evaluation=log, watch=stop_at(40))
-    assert InterruptedRun(store).arrivals == kept
     with trackers.tensorboard_runs(tmp_path / "parts") as log:
-        resume(store, on_evaluation=log)
+        simulation.run(store=store, out=out, on_evaluation=log)
     parts, whole = (scalars(next((tmp_path / name).iterdir())) for name in ("parts", "whole"))
     assert dict(parts["test/accuracy"]) == dict(whole["test/accuracy"])
 

@@ -16,7 +16,6 @@ import own_tasks
 from afflux.cli.lab.app import app
 from afflux.lab import Simulation
 from afflux.lab.results.audit_log import AuditOutput
-from afflux.lab.runs.run_checkpoint import InterruptedRun
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Task, classification, fedprox, partitioned, scaffold, sgd
 from afflux.sim.clients import compiled_training
@@ -24,7 +23,7 @@ from afflux.sim.clients.flat_model import FlatModel, reproducible_libraries
 from afflux.sim.clients.training import Trainer
 from afflux.sim.workload.config import SimConfig
 from conftest import check_raises, check_refused, raising, reproducible
-from made_runs import resume, run_in_store, run_paired
+from made_runs import paused_run, resume, run_in_store, run_paired
 from pairwise import soak
 from stopped_runs import Stopped, stop_at
 
@@ -280,7 +279,7 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(code, processes, request, tmp
         (tmp_path / name).mkdir()
     with pytest.raises(Stopped):
         run_in_store(tmp_path / "store", RULE, 4, SMALL, outputs["resumed"], stop_at(17), seconds=0, **processes)
-    interrupted = InterruptedRun(tmp_path / "store")
+    interrupted = paused_run(tmp_path / "store")
     assert interrupted.config.compile
     resumed = resume(interrupted)
     (whole,) = run_paired([RULE], 4, SMALL, output=outputs["whole"])

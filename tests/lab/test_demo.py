@@ -2,15 +2,12 @@
 
 import json
 import re
-from types import SimpleNamespace
 
 from typer.testing import CliRunner
 
-import processes
 from afflux.cli.lab import demo
 from afflux.cli.lab.app import app
 from afflux.lab.runs import compare as runs_compare
-from afflux.lab.runs import run_checkpoint
 from afflux.rules.specs import parse_rule
 from afflux.sim.workload.config import SimConfig
 from conftest import check_error
@@ -42,7 +39,7 @@ def test_the_demo_ends_with_the_digests_of_a_killed_run(tmp_path, capsys, monkey
 
 def test_other_bits_have_exit_code_1(tmp_path, monkeypatch):
     def kill_and_resume(folder, spec, seed, config, after):
-        return demo.KilledRun(folder / "run" / "audit" / "log.jsonl", after)
+        return folder / "run" / "audit" / "log.jsonl", after
 
     monkeypatch.setattr(demo, "RULES", (demo.KILLED,))
     monkeypatch.setattr(demo, "kill_and_resume", kill_and_resume)
@@ -53,12 +50,5 @@ def test_other_bits_have_exit_code_1(tmp_path, monkeypatch):
 
 
 def test_a_run_that_ends_before_it_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "run_until_killed", "".format)  # returns at once
+    monkeypatch.setattr(demo, "run_until", "".format)  # returns at once
     check_error("ended with exit code 0", demo.kill_and_resume, tmp_path, RULE, 3, SMALL, 31)
-
-
-def test_a_resume_that_fails_says_why(tmp_path, monkeypatch):
-    """Of a store that is not there."""
-    monkeypatch.setattr(demo, "run_until_killed", processes.end_by_sigkill)
-    monkeypatch.setattr(run_checkpoint, "InterruptedRun", lambda store: SimpleNamespace(arrivals=0))
-    check_error(r"ended with exit code 2: .*there is no folder ", demo.kill_and_resume, tmp_path, RULE, 3, SMALL, 12)

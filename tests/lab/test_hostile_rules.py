@@ -62,46 +62,26 @@ def test_a_log_makes_no_file_run(suffix, options, rule_file, tmp_path):
     check_exit(0, "run", "--rule", "fedbuff:buffer_size=4", "--out", tmp_path / "run", *SMALL)
     (log,) = (tmp_path / "run/audit").glob("*.jsonl")
     with_rule(log, f"{rule_file}{suffix}", options)
-    header = read_audit_log(log).header
-    check_refused(r"names the rule file .*executed only if you name it in this command", header.rule_spec, log)
+    read_audit_log(log)
     read_results(tmp_path / "run")
     assert not executed(rule_file)
 
 
-@pytest.fixture
-def interrupted(rule_file, tmp_path, monkeypatch):
-    """The store of a run with the rule file, that has not ended; the file leaves its trace when it is executed."""
+def test_a_store_makes_no_file_run(rule_file, tmp_path, monkeypatch):
+    """The command that continues the run names the file; another command is told that the rule is another one."""
     from afflux.lab.runs import simulation
 
-    store = tmp_path / "store"
+    store, command = tmp_path / "store", ["run", "--rule", f"{rule_file}:mine", "--buffer-size", "4"]
+    places = ["--store", store, "--out", tmp_path / "run", *SMALL]
     with monkeypatch.context() as patched:
         patched.setattr(simulation, "record_events", raising(KeyboardInterrupt))
-        folders = ["--store", store, "--out", tmp_path / "run"]
-        result = invoke("run", "--rule", f"{rule_file}:mine", "--buffer-size", "4", *folders, *SMALL)
-    assert result.exit_code == 130, result.output
-    assert f"continue with: afflux run --resume {store} --rule {rule_file}:mine:buffer_size=4\n" in result.stderr
-    moved = rule_file.with_name("moved").with_suffix(".py")
-    moved.write_text(RULE_FILE)
+        assert invoke(*command, *places).exit_code == 130
     rule_file.with_name("executed").unlink()
     monkeypatch.delitem(sys.modules, f"afflux rule file {rule_file}")
-    return store
-
-
-def test_a_store_makes_no_file_run(interrupted, rule_file):
-    result = invoke("run", "--resume", interrupted)
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert "executed only if you name it in this command: give --rule FILE.py:FUNCTION" in result.stderr
+    result = check_exit(2, "run", "--rule", "fedbuff:buffer_size=4", *places)
+    assert "holds a run with another label, rule: only the same command continues it" in result.stderr
     assert not executed(rule_file)
-
-
-def test_a_typed_file_resumes_its_run(interrupted, rule_file, tmp_path):
-    moved = rule_file.with_name("moved.py")
-    for wrong in ("other:buffer_size=4", "mine:buffer_size=3", "mine"):
-        result = check_exit(2, "run", "--resume", interrupted, "--rule", f"{moved}:{wrong}")
-        assert f"--rule is {moved}:{wrong}, but the rule of {interrupted} is {rule_file}:mine:buffer_size=4" in (
-            result.stderr
-        )
-    result = check_exit(0, "run", "--resume", interrupted, "--rule", f"{moved}:mine:buffer_size=4")
+    check_exit(0, *command, *places)
     check_exit(0, "run", "--rule", "fedbuff:buffer_size=4", "--out", tmp_path / "once", *SMALL)
     logs = [next((tmp_path / run / "audit").glob("*.jsonl")) for run in ("run", "once")]
     assert len({log.read_text().splitlines()[-1] for log in logs}) == 1

@@ -13,7 +13,6 @@ from afflux.cli.lab.app import app
 from afflux.lab import read_audit_log
 from afflux.lab.presets.registry import all_presets
 from afflux.lab.results import run_folder
-from afflux.lab.runs.run_checkpoint import InterruptedRun
 from afflux.lab.runs.setup import RunSetup
 from afflux.lab.tasks import lora_task
 from afflux.lab.tasks.registry import build_task
@@ -22,7 +21,7 @@ from afflux.rules import fedasync
 from afflux.rules.specs import parse_rule
 from afflux.sim.workload.config import SimConfig
 from conftest import check_error, check_raises, check_refused
-from made_runs import audit_folder, resume, run, run_in_store
+from made_runs import audit_folder, paused_run, resume, run, run_in_store
 from pairwise import soak
 from stopped_runs import Stopped, stop_at
 
@@ -189,7 +188,7 @@ def test_resumes_bit_for_bit(data_dir, tmp_path, count):
     config = settings(data_dir)
     folder = run_folder.create_run_folder(tmp_path / "run")
     check_raises(Stopped, run_in_store, tmp_path / "store", SPEC, 3, config, audit_folder(folder), stop_at(count), 0.0)
-    resumed = resume(InterruptedRun(tmp_path / "store"))
+    resumed = resume(paused_run(tmp_path / "store"))
     whole = run(SPEC, 3, config)
     assert resumed.digest == whole.digest
     assert resumed.evaluations == whole.evaluations

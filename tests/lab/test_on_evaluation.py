@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 
 import made_runs
-from afflux.lab import resume
 from afflux.lab.results.audit_log import read_audit_log
 from afflux.lab.results.run_history import TrackedRun
 from afflux.lab.runs.simulation import simulate
@@ -101,7 +100,7 @@ def test_its_error_stops_the_run_and_says_where(tmp_path):
         notes = check_error("no network", run, error=OSError, on_evaluation=broken, **options).__notes__
         assert "in on_evaluation, after 14 arrivals of fedasync, seed 0" in notes
     calls, whole = Calls(), simulation(rules=["fedasync"], seeds=[0])
-    result = resume(tmp_path / "store", task=whole.task, on_evaluation=calls)
+    result = whole.run(out=tmp_path / "stored", store=tmp_path / "store", on_evaluation=calls)
     assert result[0].digest == whole.run()[0].digest
     assert [metrics["arrivals"] for _, metrics in calls["fedasync", 0]][-3:] == [21, 28, 30]
     (after,) = {run.resumed_after for run, _ in calls["fedasync", 0]}

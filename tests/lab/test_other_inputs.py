@@ -18,7 +18,7 @@ from afflux.lab.results import finished_runs
 from afflux.lab.results.audit_log import AuditOutput, read_audit_log
 from afflux.lab.results.finished_runs import FILE
 from afflux.lab.runs import setup
-from afflux.lab.runs.run_checkpoint import InterruptedRun, refuse_other_setup
+from afflux.lab.runs.run_checkpoint import refuse_other_setup
 from afflux.lab.tasks.inputs import content_digest
 from afflux.lab.tasks.registry import build_task
 from afflux.ops.errors import ConfigError
@@ -29,7 +29,7 @@ from afflux.sim.data import image_set
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.partitions import PARTITIONS, classes
 from conftest import check_refused
-from made_runs import resume, run, run_in_store
+from made_runs import paused_run, resume, run, run_in_store
 from pairwise import soak
 from stopped_runs import Stopped, stop_at
 
@@ -76,13 +76,13 @@ def test_a_run_does_not_go_on_with_other_data(change, tmp_path, monkeypatch):
     store = stopped(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     digits_with(change, monkeypatch)
-    check_refused(r"store: the run began with other inputs: data; undo the change", resume, InterruptedRun(store))
+    check_refused(r"store: the run began with other inputs: data; undo the change", resume, paused_run(store))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     monkeypatch.undo()
     data_sets._read.cache_clear()
     (tmp_path / "whole").mkdir()
     whole = run(RULE, 3, SMALL, output=AuditOutput(tmp_path / "whole"))
-    assert resume(InterruptedRun(store)).digest == whole.digest
+    assert resume(paused_run(store)).digest == whole.digest
 
 
 def test_the_digests_of_data_are_those_of_older_logs(tmp_path):
@@ -101,7 +101,7 @@ def test_the_digests_of_data_are_those_of_older_logs(tmp_path):
 def test_another_division_is_named(tmp_path, monkeypatch):
     store = stopped(tmp_path)
     monkeypatch.setitem(PARTITIONS, "iid", lambda labels, count, _, rng: classes(labels, count, 2, rng))
-    check_refused("other inputs: clients;", resume, InterruptedRun(store))
+    check_refused("other inputs: clients;", resume, paused_run(store))
 
 
 def test_the_file_of_the_availability_is_an_input(tmp_path):
@@ -109,7 +109,7 @@ def test_the_file_of_the_availability_is_an_input(tmp_path):
     trace.write_text("device,start,end\na,0,60\nb,10,99\n")
     store = stopped(tmp_path / "run", replace(SMALL, availability=f"devices:file={trace}"))
     trace.write_text("device,start,end\na,0,60\nb,10,99.0\n")  # the same times: nothing else would notice it
-    check_refused("other inputs: availability;", resume, InterruptedRun(store))
+    check_refused("other inputs: availability;", resume, paused_run(store))
 
 
 def own_task(**changes):
@@ -162,15 +162,15 @@ def test_the_inputs_of_an_own_task(change, name, tmp_path):
     store = stopped(tmp_path, OWN, own_task())
     task = own_task()
     change(task)
-    check_refused(f"other inputs: {name};", resume, InterruptedRun(store, task="python:own"), task=task)
-    resume(InterruptedRun(store, task="python:own"), task=own_task())
+    check_refused(f"other inputs: {name};", resume, paused_run(store), task=task)
+    resume(paused_run(store), task=own_task())
 
 
 def test_clients_that_a_function_makes_may_name_their_source(tmp_path):
     task = Task(own_tasks.linear, own_tasks.lazy, own_tasks.TEST, num_clients=12, source="version 1")
     store = stopped(tmp_path, OWN, task)
     with pytest.raises(ConfigError, match="other inputs: data;"):
-        resume(InterruptedRun(store, task="python:own"), task=replace(task, source="version 2"))
+        resume(paused_run(store), task=replace(task, source="version 2"))
 
 
 def test_older_logs_and_other_versions_are_one_line_of_notice(tmp_path, monkeypatch, caplog):

@@ -10,7 +10,7 @@ from torch import nn
 
 import made_runs
 import own_tasks
-from afflux.lab import read_audit_log, read_results, resume
+from afflux.lab import read_audit_log, read_results
 from afflux.sim import sgd
 from afflux.sim.clients.flat_model import make_module
 from conftest import check_error, check_refused
@@ -91,7 +91,7 @@ def test_models_on_the_way_also_of_a_run_that_was_stopped(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         own.run(out=tmp_path / "out", store=tmp_path / "store", checkpoint_every=0, save_every=6, watch=stop)
-    (resumed,) = resume(tmp_path / "store", task=own.task)
+    (resumed,) = own.run(out=tmp_path / "out", store=tmp_path / "store", save_every=6)
     (whole,) = own.run(out=tmp_path / "whole", save_every=6)
     folders = [sorted((tmp_path / name / "models").iterdir()) for name in ("out", "whole")]
     assert [path.name.removeprefix("fedbuff_buffer_size=3-seed0") for path in folders[1]] == [

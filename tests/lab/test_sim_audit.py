@@ -23,7 +23,7 @@ from afflux.lab.runs.compare import compare, make_jobs
 from afflux.lab.runs.recorder import RecordedServer, record_events
 from afflux.lab.runs.setup import RunSetup
 from afflux.rules import RULES
-from afflux.rules.specs import RuleSpec, parse_rule
+from afflux.rules.specs import parse_rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.server import Server
 from afflux.sim.clients.schedule import Arrival, Dispatch
@@ -61,8 +61,7 @@ def test_the_log_says_what_happened(made, log):
     header = log.header
     assert (header.rule, header.label, header.leader) == ("fedbuff", RULE, RULE)
     assert (header.options, header.kind, header.seed, header.d) == ({"buffer_size": 3}, "update", 3, 650)
-    assert log.header.sim_config(log.path) == SMALL
-    assert log.header.rule_spec(log.path) == result.spec
+    assert log.header.settings(log.path) == SMALL
     assert [line.staleness for line in log.arrivals] == result.staleness.tolist()
     assert all(line.status == "joined" and line.steps == 2 and line.examples > 0 for line in log.arrivals)
     assert [line.version for line in log.rounds] == list(range(1, 14))
@@ -122,7 +121,7 @@ def test_clipped_weights_are_recorded(made, tmp_path):
     result = run(parse_rule(RULE), 3, config, output=AuditOutput(tmp_path))
     assert result.params.tobytes() != made[1].params.tobytes()
     log = audit_log.read_audit_log(tmp_path / "fedbuff_buffer_size=3-seed3.jsonl")
-    assert (log.header.sim_config(log.path), "clip_norms" in SMALL.recorded()) == (config, False)
+    assert (log.header.settings(log.path), "clip_norms" in SMALL.recorded()) == (config, False)
     check_refused(r"clip_norms is 0\.5, but ca2fl caches rows", run, small("ca2fl"), 3, config)
     check_refused(r"clip_norms is -1, must be 0 or more and finite", replace, SMALL, clip_norms=-1)
 
@@ -280,23 +279,6 @@ def test_file_names_are_plain_and_tell_rules_apart():
     long = [audit_log.file_stem("x" * 299 + end, 0) for end in "xy"]
     assert long[0] != long[1]
     assert max(map(len, long)) < 100
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "fedbuff:staleness=hinge(10,4):normalise=none",
-        "fedbuff:staleness=none",
-        "wkafl:momentum=false:clip=inf:stage_two_loss=0.5",
-        "fedasync",
-    ],
-)
-def test_a_rule_is_rebuilt_from_its_header(text, tmp_path):
-    result = run(parse_rule(text), 0, SMALL, output=AuditOutput(tmp_path))
-    (path,) = tmp_path.iterdir()
-    spec = audit_log.read_audit_log(path).header.rule_spec(path)
-    assert spec == RuleSpec(result.spec.name, result.spec.options, text)
-    assert spec.build() == result.spec.build()
 
 
 def test_a_run_folder_of_an_older_afflux_is_read_and_continued(tmp_path):

@@ -21,6 +21,8 @@ from afflux import Server, StoreError
 from afflux.cli.lab.terminal import show_progress
 from afflux.lab import interrupts
 from afflux.lab.results import run_folder
+from afflux.lab.results.audit_log import AuditOutput
+from afflux.lab.results.finished_runs import Job
 from afflux.lab.runs.run_checkpoint import InterruptedRun
 from afflux.ops.errors import ConfigError
 from afflux.rules import ca2fl
@@ -29,7 +31,7 @@ from afflux.sim.workload.config import SimConfig
 from commands import invoke
 from conftest import check_error, check_raises, check_refused, needs_fork, reproducible
 from crashes import in_child, killing
-from made_runs import audit_folder, resume, run, run_in_store
+from made_runs import audit_folder, paused_run, resume, run, run_in_store
 from pairwise import soak
 from stopped_runs import Stopped, press_ctrl_c_at, stop_at
 
@@ -102,12 +104,12 @@ def test_stopped_again_and_again(name, seconds, expected, tmp_path):
     check_raises(Stopped, begin, name, tmp_path, stop_at(2), seconds)
     before = 2
     for count in (5, 6, 14, 20, 31, 36):
-        paused = InterruptedRun(tmp_path / "store")
+        paused = paused_run(tmp_path / "store")
         assert paused.arrivals < before if seconds else paused.arrivals == before - 1
         check_raises(Stopped, resume, paused, stop_at(count), seconds)
         before = count
     for _ in range(2):  # the second time there is nothing left to do
-        result = resume(InterruptedRun(tmp_path / "store"), None, seconds)
+        result = resume(paused_run(tmp_path / "store"), None, seconds)
         assert (reproducible(result), files(tmp_path / "run")) == expected(name)
         assert result.seconds > paused.notes.history.cpu_seconds > 0, "those before each interruption count"
     assert not list((tmp_path / "store").glob("*.new"))
@@ -139,24 +141,24 @@ def test_killed_again_and_again(name, expected, tmp_path):
 
     def go_on(progress):
         if store.exists():
-            resume(InterruptedRun(store), progress, 0.0)
+            resume(paused_run(store), progress, 0.0)
         else:
             begin(name, tmp_path, progress)
 
-    while kills == 0 or InterruptedRun(store).arrivals < 20:
+    while kills == 0 or paused_run(store).arrivals < 20:
         progress = kill_after(chance.randint(1, 3), chance.randrange(3000))
         child, reading = in_child(lambda tell, progress=progress: go_on(progress))
         os.close(reading)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         kills += 1
     assert kills >= 3
-    assert (reproducible(resume(InterruptedRun(store))), files(tmp_path / "run")) == whole
+    assert (reproducible(resume(paused_run(store))), files(tmp_path / "run")) == whole
 
 
 def test_ctrl_c_makes_a_checkpoint(expected, tmp_path):
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
         begin("ca2fl", tmp_path, press_ctrl_c_at(10), seconds=1000)
-    paused = InterruptedRun(tmp_path / "store")
+    paused = paused_run(tmp_path / "store")
     assert paused.arrivals == 10
     seen = []
     result = resume(paused, seen.append)
@@ -171,8 +173,8 @@ def test_a_run_folder_that_has_moved(expected, tmp_path):
     where = rf"a run is resumed in its run folder, which was {tmp_path}/run; give --out if it has moved"
     for folder in (None, tmp_path / "elsewhere"):
         expected_at = (folder or tmp_path / "run") / "audit" / "fedbuff-seed4.jsonl"
-        check_refused(f"there is no {expected_at}: {where}", InterruptedRun, tmp_path / "store", folder)
-    result = resume(InterruptedRun(tmp_path / "store", tmp_path / "moved"))
+        check_refused(f"there is no {expected_at}: {where}", paused_run, tmp_path / "store", folder)
+    result = resume(paused_run(tmp_path / "store", tmp_path / "moved"))
     assert (reproducible(result), files(tmp_path / "moved")) == expected("fedbuff")
 
 
@@ -181,10 +183,10 @@ def test_a_log_that_lacks_what_the_checkpoint_has(tmp_path):
     (file,) = (tmp_path / "run" / "audit").glob("*.jsonl")
     whole = file.read_bytes()
     os.truncate(file, 700)
-    check_refused(r"is shorter than the [0-9]+ bytes of the checkpoint", resume, InterruptedRun(tmp_path / "store"))
+    check_refused(r"is shorter than the [0-9]+ bytes of the checkpoint", resume, paused_run(tmp_path / "store"))
     assert file.stat().st_size == 700
     file.write_bytes(whole)
-    resume(InterruptedRun(tmp_path / "store"))
+    resume(paused_run(tmp_path / "store"))
 
 
 def contents(folder):
@@ -205,9 +207,9 @@ def test_another_runs_folder_is_refused(count, expected, tmp_path):
     before = another(tmp_path / "other", client_lr=0.05)
     check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(count))
     said = f"other/audit/fedbuff-seed4.jsonl was not written by the run of {tmp_path}/store"
-    check_refused(said, InterruptedRun, tmp_path / "store", tmp_path / "other")
+    check_refused(said, paused_run, tmp_path / "store", tmp_path / "other")
     assert contents(tmp_path / "other") == before
-    result = resume(InterruptedRun(tmp_path / "store"))
+    result = resume(paused_run(tmp_path / "store"))
     assert (reproducible(result), files(tmp_path / "run")) == expected("fedbuff")
 
 
@@ -227,14 +229,10 @@ def test_a_forged_store_writes_into_no_other_run_folder(count, tmp_path):
     before = contents(mine)
     forge(store, audit=str(mine / "audit"))
     forge(store, audit=str(mine / "audit"), run_id="0" * 32)
-    for options in ([], ["--out", mine]):
-        result = called("--resume", store, *options)
-        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-        assert str(mine) in result.stderr
-        assert contents(mine) == before
-    check_refused(f"{mine} is the folder of another run than that of {store};", InterruptedRun, store, mine)
+    check_refused(f"{mine} is the folder of another run than that of {store};", paused_run, store, mine)
+    assert contents(mine) == before
     forge(store, audit=str(tmp_path / "new" / "audit"))
-    check_refused(f"{tmp_path}/new", InterruptedRun, store)
+    check_refused(f"{tmp_path}/new", paused_run, store)
     assert not (tmp_path / "new").exists()
 
 
@@ -247,10 +245,10 @@ def test_a_log_that_was_edited_is_refused(line, tmp_path):
     lines[line] = lines[line].replace("1", "2")
     log.write_text("".join(lines))
     before = contents(tmp_path / "run")
-    check_refused("it is another run's log, or was changed", InterruptedRun, tmp_path / "store")
+    check_refused("it is another run's log, or was changed", paused_run, tmp_path / "store")
     assert contents(tmp_path / "run") == before
     log.write_text(whole)
-    resume(InterruptedRun(tmp_path / "store"))
+    resume(paused_run(tmp_path / "store"))
 
 
 def test_where_other_runs_lie_too_is_refused(expected, tmp_path):
@@ -258,15 +256,15 @@ def test_where_other_runs_lie_too_is_refused(expected, tmp_path):
     check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(10))
     beside = tmp_path / "run" / "audit" / "ca2fl-seed4.jsonl"
     beside.touch()
-    check_refused(r"run/audit holds other runs' logs: ca2fl-seed4.jsonl", InterruptedRun, tmp_path / "store")
+    check_refused(r"run/audit holds other runs' logs: ca2fl-seed4.jsonl", paused_run, tmp_path / "store")
     new = tmp_path / "new"
     check_raises(Stopped, begin, "fedbuff", new, stop_at(1))
     with pytest.raises(ConfigError, match=f"{tmp_path}/run holds other things than the run of {new}/store"):
         for name in ("fedbuff-seed4.jsonl", "run_id.txt"):
             (tmp_path / "run" / "audit" / name).unlink()
-        InterruptedRun(new / "store", tmp_path / "run")
+        paused_run(new / "store", tmp_path / "run")
     (new / "run" / "audit" / "fedbuff-seed4.jsonl").unlink()  # as a run leaves it that goes on and is killed at once
-    resume(InterruptedRun(new / "store"))
+    resume(paused_run(new / "store"))
     assert files(new / "run") == expected("fedbuff")[1]
 
 
@@ -278,7 +276,7 @@ def test_a_server_that_was_pushed_to_is_refused(count, tmp_path):
     with Server.open(tmp_path / "store") as server:
         server.push(client=1, update=np.zeros(server.params.size), version=server.version)
     said = r"store: (version|joins) is [0-9]+, but was [0-9]+ when .*; the server was used since"
-    check_refused(said, resume, InterruptedRun(tmp_path / "store"))
+    check_refused(said, resume, paused_run(tmp_path / "store"))
     assert contents(tmp_path / "run") == before
 
 
@@ -286,27 +284,29 @@ def test_a_server_whose_arrivals_or_versions_are_gone_is_refused(tmp_path):
     check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(12))
     with Server.open(tmp_path / "store") as server:
         server.checkpoint(server.notes)  # without what was kept
-    check_refused(r"the store no longer keeps version [0-9]+ of params", resume, InterruptedRun(tmp_path / "store"))
+    check_refused(r"the store no longer keeps version [0-9]+ of params", resume, paused_run(tmp_path / "store"))
     with Server.open(tmp_path / "store") as server:
         assert server.discard() == 2
-    check_refused("store: arrivals_waiting is 0, but was 2 when", resume, InterruptedRun(tmp_path / "store"))
+    check_refused("store: arrivals_waiting is 0, but was 2 when", resume, paused_run(tmp_path / "store"))
 
 
 def test_looking_into_the_server_is_harmless(expected, tmp_path):
     check_raises(Stopped, begin, "ca2fl", tmp_path, stop_at(11))
     with Server.open(tmp_path / "store") as server:
         server.pull()
-    result = resume(InterruptedRun(tmp_path / "store"))
+    result = resume(paused_run(tmp_path / "store"))
     assert (reproducible(result), files(tmp_path / "run")) == expected("ca2fl")
 
 
 def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     with Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=4, store=tmp_path / "server") as server:
         server.checkpoint(["mine"])
-    check_refused("server holds no run that could be resumed", InterruptedRun, tmp_path / "server")
-    check_error("there is no folder", InterruptedRun, tmp_path / "nowhere", error=StoreError)
+    output, job = AuditOutput(tmp_path / "run" / "audit"), Job(spec_of("fedbuff"), 4)
+    expected = "server is the store of a server without a run to resume"
+    check_refused(expected, InterruptedRun, tmp_path / "server", output, job, SMALL)
+    check_error("there is no folder", InterruptedRun, tmp_path / "nowhere", output, job, SMALL, error=StoreError)
     check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(10))
-    paused = InterruptedRun(tmp_path / "store")
+    paused = paused_run(tmp_path / "store")
 
     def with_notes(**changes):
         changed = copy(paused)
@@ -320,21 +320,21 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     training = [(sequence, client + 1, *rest), *others]
     check_refused("other clients train", resume, with_notes(stream=msgspec.structs.replace(stream, training=training)))
     monkeypatch.setattr("afflux.lab.runs.run_checkpoint.FORMAT", 3)
-    check_refused("holds a run of format 2, this afflux reads 3", InterruptedRun, tmp_path / "store")
+    check_refused("holds a run of format 2, this afflux reads 3", paused_run, tmp_path / "store")
 
 
 def test_controls_of_more_than_two_gib_are_read(expected, tmp_path, monkeypatch):
     """Their archive ends with other records than that of a small one."""
     monkeypatch.setattr("zipfile.ZIP64_LIMIT", 100)
     check_raises(Stopped, begin, "afa_cs", tmp_path, stop_at(10))
-    assert reproducible(resume(InterruptedRun(tmp_path / "store"))) == expected("afa_cs")[0]
+    assert reproducible(resume(paused_run(tmp_path / "store"))) == expected("afa_cs")[0]
 
 
 def test_damaged_controls_are_an_error(tmp_path):
     check_raises(Stopped, begin, "afa_cs", tmp_path, stop_at(10))
     (file,) = (tmp_path / "store").glob("clients-*.npz")
     os.truncate(file, 1000)
-    check_error(f"cannot read {file}", resume, InterruptedRun(tmp_path / "store"), error=StoreError)
+    check_error(f"cannot read {file}", resume, paused_run(tmp_path / "store"), error=StoreError)
 
 
 SETTINGS = "--rule ca2fl:buffer_size=3 --model logreg --num-clients 20 --concurrency 5 --arrivals 200 --eval-every 100"
@@ -374,27 +374,26 @@ def stopped(sent, pushes, *arguments):
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends signals")
-def test_the_command_is_killed_interrupted_and_resumed(tmp_path, caplog):
+def test_the_command_is_killed_interrupted_and_resumed(tmp_path):
     on, off, store = tmp_path / "on", tmp_path / "off", tmp_path / "my.store"
     keep = ["--store", store, "--checkpoint-every", "0.05"]
     status, *_ = stopped(signal.SIGKILL, 60, *SETTINGS.split(), "--out", on, *keep)
     assert status == -signal.SIGKILL
-    kept = f"continue with: afflux run --resume {store}\n0 of 1 runs were finished; kept {on}/; the same command with "
-    kept += f"--out {on} continues"
-    status, out, told = stopped(signal.SIGINT, 60, "--resume", store)
+    command = [*SETTINGS.split(), "--out", on, *keep]
+    kept = f"0 of 1 runs were finished; kept {on}/; the same command with --out {on} continues"
+    status, out, told = stopped(signal.SIGINT, 60, *command)
     assert (status, out, told) == (130, "", f"{kept}\nstopped\n")
-    interrupted = InterruptedRun(store).arrivals
+    interrupted = paused_run(store).arrivals
     assert 0 < interrupted < 200
-    status, out, told = stopped(signal.SIGTERM, 40, "--resume", store)
+    status, out, told = stopped(signal.SIGTERM, 40, *command)
     assert (status, out, told) == (143, "", f"{kept}\nstopped\n")
-    assert interrupted < InterruptedRun(store).arrivals < 200
-    result = called(*SETTINGS.split(), "--out", on, *keep)
-    assert (result.exit_code, result.stderr) == (0, ""), "the same command goes on, too"
+    assert interrupted < paused_run(store).arrivals < 200
+    result = called(*command)
+    assert (result.exit_code, result.stderr) == (0, "")
     assert "wrote " in result.stdout
     bits = (on / LOG).read_bytes()
-    result = called("--resume", store)
-    assert (result.exit_code, (on / LOG).read_bytes()) == (0, bits)
-    assert caplog.messages == [f"the run in {store} is finished; its results are written again"]
+    result = called(*command)
+    assert (result.exit_code, (on / LOG).read_bytes()) == (0, bits), "its results are written again"
     assert called(*SETTINGS.split(), "--out", off).exit_code == 0
     for name in ("config.json", "metrics.csv", "staleness.csv", LOG):
         assert (on / name).read_bytes() == (off / name).read_bytes(), name
@@ -405,7 +404,7 @@ def test_the_progress_bar_goes_on_where_it_was(tmp_path):
     check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(10))
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with show_progress(["fedbuff"], SMALL.arrivals, console) as watch:
-        resume(InterruptedRun(tmp_path / "store"), partial(watch, 0))
+        resume(paused_run(tmp_path / "store"), partial(watch, 0))
     shown = console.file.getvalue()
     assert "10/36 arrivals" in shown
     assert "36/36 arrivals" in shown
@@ -417,11 +416,12 @@ def test_the_commands_mistakes(tmp_path):
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
         return result.stderr
 
-    assert error("--seed", "3") == "error: give --rule or --paper, or --resume to continue a run\n"
+    assert error("--seed", "3") == "error: give --rule or --paper\n"
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()
     there = str(tmp_path / "there")
-    new = ["--rule", "fedbuff", "--store"]
+    assert error("--rule", "fedbuff", "--store", there).startswith("error: --store needs --out, the run folder")
+    new = ["--rule", "fedbuff", "--out", str(tmp_path / "new"), "--store"]
     assert error(*new, there) == f"error: {there} is a folder that is not empty; choose another --store\n"
     assert error(*new, f"{there}/file") == f"error: {there}/file is not a folder; choose another --store\n"
     base = tmp_path / "base"
@@ -432,22 +432,20 @@ def test_the_commands_mistakes(tmp_path):
     assert error(*new, base) == f"{said} before its first checkpoint, remove {base} and the folder of the run\n"
     check_raises(Stopped, begin, "fedbuff", tmp_path, stop_at(2))
     run_in = tmp_path / "store"
-    assert error(*new, run_in).startswith(f"error: {run_in} holds a run; --resume {run_in} continues it (--rule is")
+    said = "arrivals, concurrency, eval_every, local_steps, model, options, seed: only the same command continues it"
+    assert error(*new, run_in) == f"error: {run_in} holds a run with another {said}\n"
     for command in (["check"], ["info"], ["repair", "--yes"], ["export", "--out", "rows.npy"]):
         result = invoke("store", command[0], tmp_path / "run", *command[1:])
         assert result.stderr == f"error: {tmp_path}/run is the folder of a run, with audit/; its store is {run_in}\n"
     part = tmp_path / "part"
     (part / "audit").mkdir(parents=True)
     killed = "if a run with --store was killed before its first checkpoint, remove it"
-    assert error(*new, tmp_path / "new", "--out", part).endswith(f"choose another --out; {killed}\n")
+    said = error("--rule", "fedbuff", "--store", tmp_path / "other", "--out", part)
+    assert said.endswith(f"choose another --out; {killed}\n")
     (part / "lock").touch()
     assert error(*new, part).endswith(f"before its first checkpoint, remove {part} and the folder of the run\n")
     said = "error: --checkpoint-every was given, but without --store there are no checkpoints\n"
     assert error("--rule", "fedbuff", "--checkpoint-every", "10") == said
-    assert "index.sqlite is missing" in error("--resume", there)
-    for option in ("--seed=3", "--arrivals=7", "--client-lr=0.1", f"--store={there}"):
-        flag = option.partition("=")[0]
-        assert error("--resume", there, option).startswith(f"error: {flag} was given, but --resume continues with")
     absent = ["--data", "mnist", "--data-dir", there, "--store", str(tmp_path / "s"), "--out", str(tmp_path / "o")]
     assert "mnist.npz" in error("--rule", "fedbuff", *absent)
     assert not (tmp_path / "s").exists()

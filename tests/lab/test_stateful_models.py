@@ -12,17 +12,15 @@ from torch import nn
 import made_runs
 import own_tasks
 import stateful_models
-from afflux import lab
 from afflux.lab import Simulation
 from afflux.lab.results.audit_log import AuditOutput
-from afflux.lab.runs.run_checkpoint import InterruptedRun
 from afflux.lab.runs.setup import RunSetup
 from afflux.sim import ConfigError
 from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_libraries
 from afflux.sim.clients.schedule import Arrival
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from conftest import bits, check_raises, check_refused, reproducible
-from made_runs import CLIENTS, resume, run, run_in_store
+from made_runs import CLIENTS, paused_run, resume, run, run_in_store
 from pairwise import soak_all
 from stopped_runs import Stopped, stop_at
 
@@ -99,7 +97,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(kind, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run_in_store(tmp_path / "store", rule, 0, made.config, AuditOutput(audit[1]), stop, 0.0, task=made.task)
-    result = resume(InterruptedRun(tmp_path / "store"), task=made.task)
+    result = resume(paused_run(tmp_path / "store"), task=made.task)
     assert reproducible(result) == reproducible(whole)
     logs = [next(folder.glob("*.jsonl")).read_bytes() for folder in audit]
     assert logs[0] == logs[1]
@@ -256,7 +254,7 @@ def test_the_generators_of_numpy_and_python_are_seeded_around_a_users_code(tmp_p
         before = random.getstate(), bits(np.random.get_state()[1])  # noqa: NPY002
         if options is folders:
             check_raises(Stopped, made.run, **folders, checkpoint_every=0.0, watch=stop_at(7))
-            results += lab.resume(tmp_path / "store", task=made.task)
+            results += made.run(**folders)
         else:
             results += made.run(**options)
         assert (random.getstate(), bits(np.random.get_state()[1])) == before  # noqa: NPY002

@@ -10,7 +10,6 @@ import pytest
 import own_tasks
 from afflux.cli.common import parse_rules
 from afflux.lab import Simulation, interrupts, read_audit_log
-from afflux.lab.runs.run_checkpoint import InterruptedRun
 from afflux.lab.tasks.registry import build_task
 from afflux.rules.specs import parse_rule
 from afflux.sim.workload.config import SimConfig
@@ -79,30 +78,23 @@ def test_the_ends_of_a_run(end, arrivals, tmp_path):
     for name in ("config.json", "metrics.csv", f"audit/{log.path.name}"):
         assert (tmp_path / "stored" / name).read_bytes() == (out / name).read_bytes()
     before = log.path.read_bytes()
-    check_exit(0, "run", "--resume", store)
+    check_exit(0, "run", *settings, "--out", tmp_path / "stored", "--store", store)
     assert (tmp_path / "stored" / "audit" / log.path.name).read_bytes() == before
 
 
-def test_a_run_on_a_store_is_resumed_by_those_who_name_the_task(task, tmp_path, monkeypatch):
-    executed, store, out = tmp_path / "executed", tmp_path / "store", tmp_path / "out"
+def test_a_run_on_a_store_is_continued_by_the_same_command(task, tmp_path, monkeypatch):
+    store, out = tmp_path / "store", tmp_path / "out"
     settings = [*SETTINGS, "--rule", "fedbuff:buffer_size=3", "--arrivals", "20", "--task", task]
     assert invoke("run", *settings, "--out", tmp_path / "whole").exit_code == 0
+    places = ["--store", store, "--out", out]
     with monkeypatch.context() as patched:
         record_ctrl_c_at(8, patched)
         with interrupts.deferred():
-            stopped = invoke("run", *settings, "--store", store, "--out", out)
+            stopped = invoke("run", *settings, *places)
     assert stopped.exit_code == 130, stopped.output
-    assert f"--task '{task}'" in stopped.stderr
-    count = len(executed.read_text())
-    monkeypatch.delitem(sys.modules, f"afflux task file {task.partition(':')[0]}")
-    refused = check_exit(2, "run", "--resume", store)
-    assert "it is code, and is executed only if you name it in this command: give --task" in refused.stderr
-    other = invoke("run", "--resume", store, "--task", task.replace("0.25", "0.5"))
-    assert (other.exit_code, other.stderr.count("\n")) == (2, 1)
-    assert len(executed.read_text()) == count
-    moved = shutil.copy(task.partition(":")[0], tmp_path / "moved.py")
-    check_exit(0, "run", "--resume", store, "--task", f"{moved}:{task.partition(':')[2]}")
-    assert InterruptedRun(store, task=task).finished
+    other = check_exit(2, "run", *settings[:-1], task.replace("0.25", "0.5"), *places)
+    assert "holds a run with another task" in other.stderr
+    check_exit(0, "run", *settings, *places)
     (log,) = (out / "audit").glob("*.jsonl")
     assert log.read_bytes() == (tmp_path / "whole" / "audit" / log.name).read_bytes()
 
@@ -257,7 +249,7 @@ def test_lazy_clients_of_a_task(tmp_path):
     log = read_audit_log(next((tmp_path / "out" / "audit").glob("*.jsonl")))
     assert (log.header.num_clients, log.header.client_lr) == (200_000, 0.3)
     assert max(line.client for line in log.arrivals) > 10_000
-    assert parse_rule("fedbuff:buffer_size=3") == log.header.rule_spec(log.path)
+    assert (log.header.rule, log.header.options) == ("fedbuff", {"buffer_size": 3})
 
 
 @pytest.mark.parametrize("text", ["helper{0} import count", "common{0} import count", "lib{0}.helper import count"])

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 import own_tasks
 from afflux.cli.lab.terminal import describe, table_by_rule
-from afflux.lab import Simulation, read_results, resume, tune
+from afflux.lab import Simulation, read_results, tune
 from afflux.lab.results import figures, report_html, statistics
 from afflux.lab.results.report_html import render_report
 from afflux.lab.results.run_folder import _configuration
@@ -289,8 +289,10 @@ def test_a_run_with_metrics_is_resumed_to_the_same_values(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         own.run(out=tmp_path / "out", store=tmp_path / "store", checkpoint_every=0, watch=stop)
     other = replace(own.task, metrics=(AUC, PERPLEXITY))
-    check_refused(r"the run began with other inputs: .*metrics", resume, tmp_path / "store", task=other)
-    (resumed,), (whole,) = resume(tmp_path / "store", task=own.task), own.run()
+    places, task, own.task = {"out": tmp_path / "out", "store": tmp_path / "store"}, own.task, other
+    check_refused(r"the run began with other inputs: .*metrics", own.run, **places)
+    own.task = task
+    (resumed,), (whole,) = own.run(**places), own.run()
     assert reproducible(resumed) == reproducible(whole)
     assert resumed.client_evaluations == whole.client_evaluations
     assert len(resumed.client_evaluations) == 4 * len(own.task.clients.for_seed(0)) == 48

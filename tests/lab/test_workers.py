@@ -23,7 +23,6 @@ from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import Job
 from afflux.lab.runs import workers as pool
 from afflux.lab.runs.compare import compare
-from afflux.lab.runs.run_checkpoint import InterruptedRun
 from afflux.lab.runs.setup import RunSetup
 from afflux.lab.runs.workers import WorkerPool
 from afflux.rules.specs import parse_rule
@@ -33,7 +32,7 @@ from afflux.sim.errors import ProcessKilledError, TrainingError
 from afflux.sim.workload.config import SimConfig
 from conftest import ROOT, check_error, check_raises, check_refused, reproducible
 from fake_ray import FakeRay
-from made_runs import audit_folder, resume, run_in_store, run_paired
+from made_runs import audit_folder, paused_run, resume, run_in_store, run_paired
 from pairwise import soak
 from stopped_runs import Stopped, press_ctrl_c_at, stop_at
 
@@ -132,9 +131,8 @@ def same_as_one_process(folder, result, config):
 @pytest.mark.parametrize("config", [SCAFFOLD, *soak(PRESENCE), *soak(SMALL)])
 def test_stopped_and_resumed_with_other_numbers_of_workers(config, two_workers, tmp_path):
     check_raises(Stopped, begin, tmp_path, config, stop_at(8), workers=two_workers)
-    named = {"selection": config.selection if config is PRESENCE else None}
-    check_raises(Stopped, resume, InterruptedRun(tmp_path / "store", **named), stop_at(17), 0.0, workers=1)
-    result = resume(InterruptedRun(tmp_path / "store", **named), None, 0.01, workers=two_workers)
+    check_raises(Stopped, resume, paused_run(tmp_path / "store"), stop_at(17), 0.0, workers=1)
+    result = resume(paused_run(tmp_path / "store"), None, 0.01, workers=two_workers)
     same_as_one_process(tmp_path, result, config)
 
 
@@ -149,7 +147,7 @@ def test_a_run_stops_at_the_same_target(two_workers):
 def test_a_checkpoint_has_the_evaluations_before_it(two_workers, tmp_path):
     config = replace(SCAFFOLD, eval_every=4)
     check_raises(Stopped, begin, tmp_path, config, stop_at(21), workers=two_workers)
-    stored = InterruptedRun(tmp_path / "store")
+    stored = paused_run(tmp_path / "store")
     assert [row.arrivals for row in stored.notes.history.evaluations] == list(range(0, stored.arrivals + 1, 4))
     (whole,) = run_paired([RULE], 4, config)
     assert reproducible(resume(stored, workers=two_workers)) == reproducible(whole)
@@ -158,7 +156,7 @@ def test_a_checkpoint_has_the_evaluations_before_it(two_workers, tmp_path):
 def test_ctrl_c_with_trainings_in_flight(two_workers, tmp_path):
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
         begin(tmp_path, SCAFFOLD, press_ctrl_c_at(10), seconds=1000, workers=two_workers)
-    paused = InterruptedRun(tmp_path / "store")
+    paused = paused_run(tmp_path / "store")
     assert paused.arrivals == 10
     assert paused.notes.stream.training
     same_as_one_process(tmp_path, resume(paused), SCAFFOLD)
@@ -188,8 +186,8 @@ def test_killed_with_trainings_in_flight(tmp_path):
     while any(str(tmp_path) in command for command in commands()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [command for command in commands() if str(tmp_path) in command]
-    assert InterruptedRun(tmp_path / "store").arrivals == 10
-    same_as_one_process(tmp_path, resume(InterruptedRun(tmp_path / "store")), SMALL)
+    assert paused_run(tmp_path / "store").arrivals == 10
+    same_as_one_process(tmp_path, resume(paused_run(tmp_path / "store")), SMALL)
 
 
 def commands():
@@ -214,7 +212,7 @@ def test_a_worker_that_is_killed_is_named_and_the_run_is_resumed(tmp_path, monke
     text = "a worker process was killed, or could not be started; the run can be"
     check_error(text, begin, tmp_path, SMALL, kill, error=ProcessKilledError)
     assert not started[0]._processes, "all have been ended"
-    same_as_one_process(tmp_path, resume(InterruptedRun(tmp_path / "store")), SMALL)
+    same_as_one_process(tmp_path, resume(paused_run(tmp_path / "store")), SMALL)
 
 
 RETURNS = "must return loss, steps, examples, while client [0-9]+ trained"

@@ -112,5 +112,5 @@ def test_a_long_run_does_not_go_on_from_that_of_other_settings(tmp_path, whole, 
     shutil.rmtree(kept)
     shutil.copytree(other, kept)
     reproduce(LONG, tmp_path, (0,), limits=Budget(processes=1))
-    assert "store holds a run with other settings" in caplog.text
+    assert "store holds a run with another client_lr" in caplog.text
     assert lines(tmp_path) == whole

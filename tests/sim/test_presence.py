@@ -17,7 +17,7 @@ from afflux.lab.results.audit_log import AuditOutput, read_audit_log
 from afflux.lab.results.finished_runs import Job
 from afflux.lab.results.run_folder import describe_setting
 from afflux.lab.runs.recorder import RecordedServer
-from afflux.lab.runs.run_checkpoint import InterruptedRun, interrupted_run
+from afflux.lab.runs.run_checkpoint import interrupted_run
 from afflux.lab.runs.setup import RunSetup
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError
@@ -29,7 +29,7 @@ from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.selection import ClientResult, Population, UniformSelection, selection_law
 from conftest import ROOT, check_error, check_raises, check_refused, generator
-from made_runs import resume, run, run_in_store, run_paired
+from made_runs import paused_run, resume, run, run_in_store, run_paired
 from stopped_runs import Stopped
 
 SMALL = SimConfig(model="logreg", num_clients=12, concurrency=4, arrivals=40, eval_every=40, local_steps=1)
@@ -293,9 +293,9 @@ def test_a_law_of_the_user(laws, tmp_path):
             raise Stopped
 
     check_raises(Stopped, run_in_store, store, RULE, 5, config, output, partial(stop, 9), 0.0)
-    check_refused(r"names the selection file .*give --selection FILE\.py:FUNCTION", InterruptedRun, store)
-    check_refused(r"--selection is other\.py:nothing, but the", InterruptedRun, store, selection="other.py:nothing")
-    paused = interrupted_run(store, Job(RULE, 5), config, tmp_path / "run")  # as the same command
+    paused = interrupted_run(store, output, Job(RULE, 5), config)  # as the same command
+    other = replace(config, selection="other.py:nothing")
+    check_refused("holds a run with another selection:", interrupted_run, store, output, Job(RULE, 5), other)
     changed = copy(paused)
     stream = msgspec.structs.replace(paused.notes.stream, results=[])
     changed.notes = msgspec.structs.replace(paused.notes, stream=stream)
@@ -360,7 +360,7 @@ def test_a_run_that_is_killed_before_its_first_arrival_keeps_its_dropouts(tmp_pa
         patch.setattr(RecordedServer, "add_event", killed)
         run_in_store(tmp_path / "store", RULE, 1, config, outputs[1], None, 0.0)
     assert any(isinstance(event, Dropout) for event in events[:-1])
-    result = resume(InterruptedRun(tmp_path / "store"))
+    result = resume(paused_run(tmp_path / "store"))
     assert result.decisions == whole.decisions
     assert len({next(output.folder.glob("*.jsonl")).read_bytes() for output in outputs}) == 1
 

@@ -58,13 +58,10 @@ COMPARISONS = {
     "batchnorm": f"--rules fedbuff,ca2fl,ours=own.py:rule:server_lr=0.3 {OWN} --arrivals 100 --seeds 0,2",
     "paired": f"--rules fedbuff,ca2fl,fedasync,afa_cd {SMALL} --arrivals 100 --paired --seeds 1",
 }
-#: Arguments of `afflux run` whose process is killed, and what its resumption must name again, by the name of the case.
+#: Arguments of `afflux run` whose process is killed, by the name of the case.
 STORES = {
-    "store, batchnorm": (
-        f"--rule own.py:rule {OWN} --arrivals 120",
-        "--rule own.py:rule:buffer_size=4 --task own.py:task:width=12",
-    ),
-    "store, digits": (f"--rule ca2fl {SMALL} --client-optimizer scaffold --arrivals 120", ""),
+    "store, batchnorm": f"--rule own.py:rule {OWN} --arrivals 120",
+    "store, digits": f"--rule ca2fl {SMALL} --client-optimizer scaffold --arrivals 120",
 }
 GRID = f"--rules fedbuff,own.py:rule {SMALL} --arrivals 60 --jobs 1 --grid client_lr=.05,.1 --grid server_lr=.5,1"
 READ = """
@@ -276,7 +273,7 @@ def compared(words: str) -> Callable[[Trees, str], None]:
     return case
 
 
-def killed(words: str, typed: str) -> Callable[[Trees, str], None]:
+def killed(words: str) -> Callable[[Trees, str], None]:
     """Return the case of an `afflux run` whose store is killed and resumed, also the base's by the new tree."""
 
     def case(trees: Trees, name: str) -> None:
@@ -287,10 +284,10 @@ def killed(words: str, typed: str) -> Callable[[Trees, str], None]:
         trees.kill(f"run {words} --store {store} --checkpoint-every 0 --out {folder}", folder, 60)
         trees.take_over(store, f"{taken}-store")
         trees.take_over(folder, taken)
-        trees.afflux("run", "--resume", store, words=typed)
-        trees.afflux("run", "--resume", f"{taken}-store", words=typed, out=taken)
+        trees.afflux("run", words=f"{words} --store {store}", out=folder)
+        trees.afflux("run", words=f"{words} --store {taken}-store", out=taken)
         for side in (trees.base, trees.new):
-            for result in (whole, taken):  # a resumed run evaluates again
+            for result in (whole, folder, taken):  # a resumed run evaluates again
                 (side.folder / result / STATES).unlink(missing_ok=True)
         for result, owner in {folder: "", taken: "the base's store, "}.items():
             title = f"{name}: {owner}killed and resumed"
@@ -346,7 +343,7 @@ def read_logs(trees: Trees, name: str) -> None:
 CASES: dict[str, Callable[[Trees, str], None]] = {
     **{name: compared(words) for name, words in COMPARISONS.items()},
     "all rules": compared(f"--rules {OTHERS} {SMALL} --arrivals 60"),
-    **{name: killed(*words) for name, words in STORES.items()},
+    **{name: killed(words) for name, words in STORES.items()},
     "workers": with_workers,
     "grid": tuned,
     "short runs": short,

@@ -1,14 +1,20 @@
 """Runs by settings, as the simulator makes them inside: `simulate`, without or with a store, and a run that goes on."""
 
 from contextlib import ExitStack, closing
+from pathlib import Path
+
+import msgspec
 
 import own_tasks
 from afflux.lab import Simulation
-from afflux.lab.results.audit_log import AuditOutput
-from afflux.lab.runs.run_checkpoint import CHECKPOINT_SECONDS, StoredRun
+from afflux.lab.results.audit_log import AuditOutput, Header
+from afflux.lab.results.finished_runs import Job
+from afflux.lab.runs.run_checkpoint import CHECKPOINT_SECONDS, InterruptedRun, StoredRun
 from afflux.lab.runs.simulation import simulate
 from afflux.lab.runs.workers import WorkerPool
+from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.sim import partitioned
+from afflux.store import info
 
 CLIENTS = partitioned(own_tasks.X, own_tasks.Y, 12, "iid")
 
@@ -46,6 +52,16 @@ def run_in_store(
     """The result of a run whose server is kept in a store."""
     store = StoredRun(path, seconds, interrupted)
     return run(spec, seed, config, progress, output, task, workers, store, on_evaluation)
+
+
+def paused_run(store, folder=None):
+    """The run in a store, read as by the command that has begun it; `folder` is its run folder, if it has moved."""
+    notes = info(store).notes
+    header = msgspec.convert(notes["header"], Header)
+    options = parse_rule(RuleSpec(header.rule, tuple(header.options.items())).text).options
+    job = Job(RuleSpec(header.rule, options, header.label), header.seed)
+    output = AuditOutput(Path(notes["audit"]) if folder is None else folder / "audit", notes["save_every"])
+    return InterruptedRun(store, output, job, header.settings(store))
 
 
 def resume(interrupted, progress=None, seconds=CHECKPOINT_SECONDS, task=None, workers=1, on_evaluation=None):

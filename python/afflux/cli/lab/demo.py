@@ -3,11 +3,9 @@
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,7 +38,7 @@ CHECKPOINT_SECONDS = 0.1
 DEMO_HELP = f"""Show a rule of each paper on handwritten digits, and a run that is killed and resumed.
 
 Runs {", ".join(rule.partition(":")[0] for rule in RULES)} with stale and heterogeneous clients. Then runs the last \
-rule again with its server in a store, kills the process with SIGKILL halfway, resumes the run in another process, and \
+rule again with its server in a store, kills the process with SIGKILL halfway, resumes the run in this process, and \
 compares final params and audit log with those of the run that was never killed. It takes under a minute on two cores. \
 Exit code 1: they differ.
 
@@ -51,15 +49,8 @@ Examples:
 """
 
 
-class KilledRun(NamedTuple):
-    """A run that was killed and resumed to its end."""
-
-    log: Path  #: the audit log
-    resumed_from: int  #: arrivals before the checkpoint with which the second process began
-
-
-def kill_and_resume(folder: Path, spec: RuleSpec, seed: int, config: SimConfig, after: int) -> KilledRun:
-    """Make a run with its server in a store in a process that kills itself, and continue it by `afflux run --resume`.
+def kill_and_resume(folder: Path, spec: RuleSpec, seed: int, config: SimConfig, after: int) -> tuple[Path, int]:
+    """Make a run with its server in a store in a process that kills itself, and continue it in this process.
 
     Args:
         folder: the folder for the store and the run folder, `store` and `run`, which must not exist yet.
@@ -69,40 +60,35 @@ def kill_and_resume(folder: Path, spec: RuleSpec, seed: int, config: SimConfig, 
         after: number of arrivals after which the process gets SIGKILL; smaller than that of the run.
 
     Returns:
-        The run after its end.
+        The audit log of the run after its end, and the arrivals before the checkpoint from which it was continued.
 
     Raises:
-        AffluxError: one of the processes has ended in another way.
+        AffluxError: the process has ended in another way.
     """
     from afflux.lab.results.audit_log import FOLDER, file_stem
-    from afflux.lab.runs.run_checkpoint import InterruptedRun
+    from afflux.store import info
 
-    store, run = folder / "store", folder / "run"
-    process = multiprocessing.get_context("spawn").Process(
-        target=run_until_killed, args=(store, run, spec, seed, config, after), daemon=True
-    )
+    arguments = folder, spec, seed, config, after
+    process = multiprocessing.get_context("spawn").Process(target=run_until, args=arguments, daemon=True)
     process.start()
     process.join()
     if process.exitcode != -signal.SIGKILL:
         raise AffluxError(f"the process was to be killed, but ended with exit code {process.exitcode}")
-    resumed_from = InterruptedRun(store).arrivals
-    command = [sys.executable, "-m", "afflux", "run", "--resume", str(store)]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if ended.returncode != 0:
-        raise AffluxError(f"resuming {store} ended with exit code {ended.returncode}: {ended.stderr.strip()}")
-    return KilledRun(run / FOLDER / f"{file_stem(spec.label, seed)}.jsonl", resumed_from)
+    joins = info(folder / "store").joins
+    run_until(folder, spec, seed, config, config.arrivals + 1)
+    return folder / "run" / FOLDER / f"{file_stem(spec.label, seed)}.jsonl", joins
 
 
-def run_until_killed(store: Path, folder: Path, spec: RuleSpec, seed: int, config: SimConfig, after: int) -> None:
-    """Make a run in a new store; this process sends itself SIGKILL, which it cannot handle, after some arrivals."""
+def run_until(folder: Path, spec: RuleSpec, seed: int, config: SimConfig, after: int) -> None:
+    """Make or continue a run in a store; this process sends itself SIGKILL, which it cannot handle, after arrivals."""
     from afflux.lab.runs.library import Simulation
 
     def watch(index: int, run: "RunProgress") -> None:
         if run.arrivals >= after:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    simulation = Simulation.of(config, [spec], [seed])
-    simulation.run(out=folder, store=store, checkpoint_every=CHECKPOINT_SECONDS, watch=watch)
+    places: dict[str, Any] = {"out": folder / "run", "store": folder / "store"}
+    Simulation.of(config, [spec], [seed]).run(**places, checkpoint_every=CHECKPOINT_SECONDS, watch=watch)
 
 
 def demo(
@@ -122,10 +108,9 @@ def demo(
         spec, seed = specs[RULES.index(KILLED)], numbers[0]
         typer.echo(f"\nThe run of {spec.label}, seed {seed}, again, in a process that is killed ...")
         after = arrivals // 2
-        killed = kill_and_resume(folder / "killed", spec, seed, config, after)
-        typer.echo(f"  SIGKILL after {after} of {arrivals} arrivals; resumed from arrival {killed.resumed_from}")
-        whole = folder / killed.log.relative_to(folder / "killed" / "run")
-        if not print_comparison(whole, killed.log):
+        log, resumed_from = kill_and_resume(folder / "killed", spec, seed, config, after)
+        typer.echo(f"  SIGKILL after {after} of {arrivals} arrivals; resumed from arrival {resumed_from}")
+        if not print_comparison(folder / log.relative_to(folder / "killed" / "run"), log):
             typer.echo("error: the resumed run has other bits than the run that was never killed", err=True)
             raise typer.Exit(1)
 

@@ -116,15 +116,6 @@ def settings_for_task(context: typer.Context, config: SimConfig, rules: list[Rul
     return checked_settings(config, typed, rules)
 
 
-def refuse_other_options(context: typer.Context, flag: str, *allowed: str) -> None:
-    """Raise ConfigError if the command line has options other than `allowed` and `flag`, which resumes a run."""
-    for name in context.params:
-        if name not in allowed and is_on_command_line(context, name):
-            raise ConfigError(
-                f"--{name.replace('_', '-')} was given, but {flag} continues with the settings of the run"
-            )
-
-
 def split_rules(rules: str) -> list[str]:
     """Split rules at commas, but not inside parentheses, as in hinge(10,4)."""
     return re.split(r",(?![^(]*\))", rules)

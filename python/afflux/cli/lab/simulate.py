@@ -14,7 +14,6 @@ from afflux.cli.lab.settings import (
     ServerLr,
     is_on_command_line,
     parse_seeds,
-    refuse_other_options,
     rules_of_preset,
     settings_for_task,
     split_rules,
@@ -58,8 +57,7 @@ Examples:
   afflux run --rule fedasync:alpha=0.3 --delays fadas-mild --out runs/mild
   afflux run --rule mf_ca2fl:bits=2:codec=rotated
   afflux run --paper ca2fl-cnn --data-dir ~/data --rounds 100
-  afflux run --rule ca2fl --store runs/ca2fl.store
-  afflux run --resume runs/ca2fl.store
+  afflux run --rule ca2fl --store runs/ca2fl.store --out runs/ca2fl
 """
 DEFAULT_RULES = ["fedbuff", "fedasync", "ca2fl"]
 RULES_OPTION = (
@@ -71,11 +69,7 @@ PAIRED = (
     "aggregation, not how clients would learn under the other rules."
 )
 RULE = "The rule; options follow it after colons: mf_ca2fl:bits=2:server_lr=1."
-STORE = "New folder in which the server is kept, with all that --resume needs to continue an interrupted run."
-RESUME = (
-    "Continue an interrupted run in its run folder (give --out if the folder has moved), bit for bit. "
-    "A rule file is executed only if you name it again: --rule FILE.py:FUNCTION."
-)
+STORE = "New folder in which the server is kept: the same command continues an interrupted run, bit for bit."
 CHECKPOINT_EVERY = "With --store: seconds between two checkpoints; 0: after every event. Also on Ctrl-C and SIGTERM."
 
 SAVE_EVERY = "If not 0: save the model after each so many arrivals in models/ of the run folder, and at the end."
@@ -199,38 +193,19 @@ def run(
     workers: TrainingWorkers = 1,
     save_every: SaveEvery = 0,
     store: Annotated[Path | None, typer.Option(help=STORE)] = None,
-    resume: Annotated[Path | None, typer.Option(help=RESUME)] = None,
     checkpoint_every: Annotated[float, typer.Option(min=0, help=CHECKPOINT_EVERY, hidden=True)] = 10.0,
     out: OutFolder = None,
 ) -> None:
     """Simulate one rule (see RUN_HELP)."""
-    if resume is not None:
-        refuse_other_options(
-            *(context, "--resume", "resume", "checkpoint_every", "out", "rule", "task", "selection"),
-            *("save_every", "workers"),
-        )
-        require(*EXTRA)
-        from afflux.cli.lab.terminal import show_progress
-        from afflux.lab.results.finished_runs import Job
-        from afflux.lab.runs import library
-        from afflux.lab.runs.run_checkpoint import InterruptedRun
-
-        files = {n: getattr(config, n) for n in ("task", "selection") if is_on_command_line(context, n)}
-        typed = None if rule is None else parse_rules([rule])[0]
-        stored = InterruptedRun(resume, out, typed, **files)
-        shared: dict[str, Any] = {"checkpoint_every": checkpoint_every, "save_every": save_every, "workers": workers}
-        title = Job(stored.spec, stored.header.seed).title
-        with show_progress([title], stored.config.arrivals) as watch:
-            results = library.resume(stored, watch=watch, **shared)
-        print_results(stored.output.folder.parent, results)
-        return
     if store is None and is_on_command_line(context, "checkpoint_every"):
         raise ConfigError("--checkpoint-every was given, but without --store there are no checkpoints")
     rules = None if rule is None else [rule]
     if paper is not None:
         rules, buffer_size, server_lr = rules_of_preset(paper, rules, [], buffer_size, server_lr)
     if rules is None:
-        raise ConfigError("give --rule or --paper, or --resume to continue a run")
+        raise ConfigError("give --rule or --paper")
+    if store is not None and out is None:
+        raise ConfigError("--store needs --out, the run folder in which the same command continues")
     specs = parse_rules(rules, buffer_size=buffer_size, server_lr=server_lr)
     config = settings_for_task(context, config, specs)
     options: dict[str, Any] = {"workers": workers, "store": store, "save_every": save_every}

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import reduce
 from hashlib import sha256
 from pathlib import Path
@@ -19,9 +19,8 @@ from msgspec import Meta
 
 from afflux.aggregation.reports import Report
 from afflux.ops.errors import ConfigError
-from afflux.ops.validation import brief, known
-from afflux.rules import RULES
-from afflux.rules.specs import JsonScalar, RuleSpec, parse_rule
+from afflux.ops.validation import brief
+from afflux.rules.specs import JsonScalar
 from afflux.sim.workload.availability import Fate
 from afflux.sim.workload.config import Count, SimConfig
 from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
@@ -76,27 +75,6 @@ class Header(_Line, frozen=True, tag="header"):
         """The metrics of the evaluations."""
         return self.metrics or CLASSIFICATION
 
-    def sim_config(self, path: Path, task: str | None = None, selection: str | None = None) -> SimConfig:
-        """Return the settings, to run with them.
-
-        Args:
-            path: for messages.
-            task: the setting `task` that the user has typed in this very command. A header is data: it never makes the
-                file of a task run.
-            selection: the setting `selection`, in the same way.
-
-        Raises:
-            ConfigError: this afflux does not have the settings, or they name a file that the user has not typed.
-        """
-        config = self.settings(path)
-        for name, typed in (("task", task), ("selection", selection)):
-            setting = getattr(config, name)
-            if typed is None and ".py" in setting:
-                raise _code_error(path, name, setting)
-            if typed is not None and _function(typed) != _function(setting):
-                raise ConfigError(f"--{name} is {typed}, but the {name} of {path} is {setting}")
-        return replace(config, task=task or config.task, selection=selection or config.selection)
-
     def settings(self, path: Path) -> SimConfig:
         """Return the settings, to read them; raise ConfigError if this afflux does not have them."""
         try:
@@ -106,29 +84,6 @@ class Header(_Line, frozen=True, tag="header"):
             return msgspec.convert(self.config, SimConfig)
         except ValueError as error:
             raise ConfigError(f"{path} was made by afflux {self.afflux}: {error}") from None
-
-    def rule_spec(self, path: Path, typed: RuleSpec | None = None) -> RuleSpec:
-        """Return the rule with its options.
-
-        Args:
-            path: for messages.
-            typed: the rule that the user has typed in this very command. A header is data: it never makes a rule file
-                run.
-
-        Raises:
-            ConfigError: `typed` is another rule, or it is None and the header names a file, or a rule or an option that
-                this afflux does not have.
-        """
-        made = RuleSpec(self.rule, tuple(self.options.items()))
-        if typed is not None:
-            if (_function(typed.name), typed.plain_options()) != (_function(self.rule), self.options):
-                raise ConfigError(f"--rule is {typed.label}, but the rule of {path} is {made.text}")
-            return RuleSpec(typed.name, typed.options, self.label)
-        if self.rule not in RULES:
-            if ".py" in self.rule:
-                raise _code_error(path, "rule", self.rule)
-            known("rule", self.rule, RULES)
-        return RuleSpec(self.rule, parse_rule(made.text).options, self.label)
 
 
 class ArrivalLine(_Line, frozen=True, tag="arrival"):
@@ -201,18 +156,6 @@ class AuditLog:
     rounds: tuple[RoundLine, ...]
     end: EndLine | None  #: None: the run was interrupted
     dropouts: tuple[DropoutLine, ...] = ()
-
-
-def _code_error(path: Path, what: str, name: str) -> ConfigError:
-    return ConfigError(
-        f"{path} names the {what} file {brief(name)}: it is code, and is executed only if you name it in this command: "
-        f"give --{what} FILE.py:FUNCTION, with its options, if you trust that file"
-    )
-
-
-def _function(name: str) -> str:
-    """Return the name of a rule or task, or the function and options of a file, which may have moved."""
-    return f"file:{name.partition('.py:')[2]}" if ".py:" in name else name
 
 
 class AuditOutput(NamedTuple):

@@ -116,7 +116,6 @@ class FinishedRuns(dict[int, Runs]):
         inputs: Sequence[Mapping[str, str]] = (),
         more: Callable[[int, RunResult | None], Mapping[str, Any]] = lambda index, result: {},
         ended: Mapping[int, Runs] | None = None,
-        identity: Mapping[str, Any] | None = None,
     ) -> None:
         """Write to `path`; `more` returns further facts of a line, also of a run without a result: None.
 
@@ -126,11 +125,9 @@ class FinishedRuns(dict[int, Runs]):
             inputs: digests of the inputs of each; default those of the results.
             more: see above.
             ended: the runs that have lines already.
-            identity: facts of a single run that is resumed, as it began; see `_identity`.
         """
         super().__init__(ended or {})
         self.lines: dict[int, dict[str, Any]] = {}  #: Those of the runs that an earlier command has finished.
-        self._identity = identity
         self._path, self._jobs, self._inputs, self._more = path, jobs, inputs, more
         self._opened = False
         if path.exists() or path.is_symlink():
@@ -161,7 +158,7 @@ class FinishedRuns(dict[int, Runs]):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _write(self, index: int, runs: Runs) -> None:
-        facts = _identity(self._jobs[index]) | dict(self._identity or {})
+        facts = _identity(self._jobs[index])
         inputs = self._inputs[index] if self._inputs else {} if isinstance(runs, FailedRun) else runs[0].inputs
         facts |= {"inputs": inputs, "versions": package_versions()} if inputs else {}
         if isinstance(runs, FailedRun):
@@ -281,12 +278,6 @@ def folder_name(job: Job, machine: Mapping[str, str]) -> str:
     """
     facts = json.dumps([key_of(job), machine, package_versions(), __version__], sort_keys=True)
     return f"{file_stem(job.label, job.seed)}-{sha256(facts.encode()).hexdigest()[:8]}"
-
-
-def identity_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the facts of the first line, if there is one, that `line_key` reads."""
-    names = ("rule", "options", "seed", "config", "identity", "followers", "code")
-    return {name: line[name] for line in lines[:1] for name in names if name in line}
 
 
 def line_key(line: Mapping[str, Any]) -> str:

@@ -20,7 +20,6 @@ from afflux.lab.results.finished_runs import (
     FinishedRuns,
     Job,
     all_lines,
-    identity_of,
     line_key,
     lines_of_jobs,
     package_versions,
@@ -137,8 +136,8 @@ def _continued(folder: Path, jobs: Sequence[Job], output: AuditOutput, resumes: 
     path, more = folder / FILE, {"save_every": output.save_every}
     lines = all_lines([path])
     more_facts = partial(result_facts, {"output": more})
-    if resumes:  # the store has the command; a rule or task file may have moved
-        return FinishedRuns(path, jobs, more=more_facts, identity=identity_of(lines))
+    if resumes:  # the store has the command
+        return FinishedRuns(path, jobs, more=more_facts)
     own = {line_key(line) for line in lines_of_jobs(lines, jobs, finished=False).values()}
     if any(line_key(line) not in own or line.get("output", {}) | more != line.get("output") for line in lines):
         what = "the runs of another command, or of files that have changed"

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from afflux.arrays.roles import Roles
@@ -15,7 +14,7 @@ from afflux.lab.results.run_history import JobProgress, OnEvaluation
 from afflux.lab.results.run_result import buffers_text
 from afflux.lab.results.simulation_results import SimulationResults
 from afflux.lab.runs.compare import compare, inputs_of_jobs, make_jobs
-from afflux.lab.runs.run_checkpoint import CHECKPOINT_SECONDS, InterruptedRun, StoredRun, interrupted_run
+from afflux.lab.runs.run_checkpoint import CHECKPOINT_SECONDS, StoredRun, interrupted_run
 from afflux.lab.runs.setup import num_parameters
 from afflux.lab.runs.workers import Workers
 from afflux.lab.tasks.ignored_settings import (
@@ -26,7 +25,7 @@ from afflux.lab.tasks.ignored_settings import (
 )
 from afflux.lab.tasks.registry import build_task
 from afflux.ops.errors import ConfigError
-from afflux.ops.validation import as_int, brief, integer, known, printable
+from afflux.ops.validation import as_int, brief, integer, known
 from afflux.rules import RULES
 from afflux.rules.rule import Rule
 from afflux.rules.specs import RuleSpec, parse_rule, read_rules, rule_parameters
@@ -317,8 +316,8 @@ class Simulation:
             out: a new folder for the results and audit logs, or the folder of the same call, perhaps with fewer rules
                 or seeds, whose finished runs are not made again; default: nothing is written. A change of the
                 simulation's functions is not noticed: it needs a new folder.
-            store: a new folder in which the server of a single run is kept, with all that the same call or `resume`
-                needs to continue the run after an interruption. Needs `out`.
+            store: a new folder in which the server of a single run is kept, with all that the same call needs to
+                continue the run after an interruption, to the bits and files of a run without one. Needs `out`.
             checkpoint_every: seconds between two checkpoints in the store; 0: after every event. Ctrl-C and SIGTERM
                 make one, too.
             save_every: if not 0: the model is saved after each so many arrivals, and at the end.
@@ -353,65 +352,13 @@ class Simulation:
         if store is not None:
             if len(self.jobs) != 1 or self.jobs[0].followers:
                 raise ConfigError("a store is for one rule and one seed")
-            interrupted = interrupted_run(Path(store), self.jobs[0], self.config, Path(out))
+            interrupted = interrupted_run(Path(store), output, self.jobs[0], self.config)
             options["store"] = StoredRun(Path(store), checkpoint_every, interrupted)
         return run_in_folder(self.jobs, self.config, output, self.task, **options)
 
     def num_parameters(self) -> int:
         """Return the number of trained parameters of the model, d."""
         return num_parameters(self.config, self.task)
-
-
-def resume(
-    store: "Path | str | InterruptedRun",
-    *,
-    rule: str | None = None,
-    task: Task | str | None = None,
-    selection: str | None = None,
-    out: Path | str | None = None,
-    checkpoint_every: float = CHECKPOINT_SECONDS,
-    save_every: int = 0,
-    workers: Workers = 1,
-    watch: JobProgress | None = None,
-    on_evaluation: OnEvaluation | None = None,
-) -> SimulationResults:
-    """Continue a run from the last checkpoint in its store, to the bits and files of a run without an interruption.
-
-    Args:
-        store: the folder; see `Simulation.run`.
-        rule: FILE.py:FUNCTION with its options, if the rule is in a file, which is executed only if it is named here.
-        task: the task, if it was made in Python (`Simulation.task`), or FILE.py:FUNCTION, in the same way.
-        selection: FILE.py:FUNCTION with its options, if the selection is in a file, in the same way.
-        out: the run folder, if it has moved.
-        checkpoint_every: see `Simulation.run`.
-        save_every: see `Simulation.run`; 0: as the run was begun.
-        workers: see `Simulation.run`.
-        watch: see `Simulation.run`.
-        on_evaluation: see `Simulation.run`.
-
-    Returns:
-        The result of the whole run.
-
-    Raises:
-        ConfigError: there is no run in the store, data, initial params or files are not those of the run, or its server
-            was used since.
-        StoreError: there is no store, or it is damaged.
-    """
-    save_every = integer(0)("resume", "save_every", save_every)
-    interrupted = store
-    if not isinstance(interrupted, InterruptedRun):
-        typed, moved = None if rule is None else rules_by_name(rule)[0], None if out is None else Path(out)
-        named = task if isinstance(task, str) else None
-        interrupted = InterruptedRun(Path(interrupted), moved, typed, task=named, selection=selection)
-    config, output = interrupted.config, interrupted.output
-    output = output._replace(save_every=save_every or output.save_every)
-    require(*run_folder.PACKAGES)
-    if interrupted.finished:
-        _LOGGER.warning("%s", printable(f"the run in {interrupted.path} is finished; its results are written again"))
-    jobs = [Job(interrupted.spec, interrupted.header.seed)]
-    stored, own = StoredRun(interrupted.path, checkpoint_every, interrupted), task if isinstance(task, Task) else None
-    options: dict[str, Any] = {"workers": workers, "watch": watch, "on_evaluation": on_evaluation}
-    return run_in_folder(jobs, config, output, own, store=stored, **options)
 
 
 def run_in_folder(
@@ -447,12 +394,7 @@ def run_in_folder(
             inputs = inputs_of_jobs([jobs[index] for index in ended], config, task)
             check_inputs(str(folder), ended, dict(zip(ended, inputs, strict=True)))
         options |= {"output": output, "task": task, "finished": finished, "store": store}
-        try:
-            compare(jobs, config, **options)
-        except KeyboardInterrupt as error:
-            if store is not None:
-                error.add_note(f"continue with: {_resuming(store.path, jobs[0].spec, config)}")
-            raise
+        compare(jobs, config, **options)
         return SimulationResults.of_runs(finished, config).write(folder)
 
 
@@ -462,13 +404,3 @@ def _warn_of_buffer_sizes(jobs: Iterable[Job]) -> None:
     sizes = {label: rule.buffer_size for label, rule in rules.items() if rule.buffer_size > 1}
     if len({*sizes.values()}) > 1:
         _LOGGER.warning("the rules differ in their buffers, %s: compare them at equal M", buffers_text(sizes))
-
-
-def _resuming(store: Path, spec: RuleSpec, config: SimConfig) -> str:
-    """Return the command, or the call, that continues the run in a store."""
-    files = {"rule": "" if spec.name in RULES else spec.text, "task": config.task, "selection": config.selection}
-    files = {name: text for name, text in files.items() if ".py" in text}
-    if config.task.partition(":")[0] == MADE_IN_PYTHON:
-        named = "".join(f", {name}={text!r}" for name, text in files.items() if name != "task")
-        return f"afflux.lab.resume({str(store)!r}, task=...{named})"
-    return f"afflux run --resume {store}" + "".join(f" --{name} {quote(text)}" for name, text in files.items())

@@ -54,9 +54,7 @@ def simulate_long(job: Job, config: SimConfig, progress: Progress | None, **opti
     while True:
         continues = store.exists()
         try:
-            interrupted = InterruptedRun(store, folder, job.spec) if continues else None
-            if interrupted is not None and not interrupted.is_of(job, config):
-                raise ConfigError(f"{store} holds a run with other settings")
+            interrupted = InterruptedRun(store, output, job, config) if continues else None
             output.folder.mkdir(parents=True, exist_ok=True)
             return make(output, StoredRun(store, CHECKPOINT_SECONDS, interrupted))
         except (ConfigError, StoreError) as error:

@@ -75,27 +75,27 @@ class CheckpointNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class InterruptedRun:
     """A run as of the last checkpoint in its store."""
 
-    def __init__(
-        self, path: Path, folder: Path | None = None, typed: RuleSpec | None = None, **named: str | None
-    ) -> None:
+    def __init__(self, path: Path, output: AuditOutput, job: Job, config: SimConfig) -> None:
         """Read the last checkpoint in a store; write nothing.
 
         Args:
             path: the store.
-            folder: the run folder, if it has moved.
-            typed: the rule, if the user has typed it; a rule file is executed only then.
-            named: the settings `task` and `selection`, in the same way.
+            output: what the run writes, and the folder of its log, which may have moved.
+            job: the rule and the seed with which the caller continues the run.
+            config: its settings.
 
         Raises:
-            ConfigError: there is no run in the store, or one of another format; or `folder` belongs to another run.
+            ConfigError: the store holds no run, that of another command, or one of another format; or `output` belongs
+                to another run.
             StoreError: there is no store, or it is damaged.
         """
         content = info(path)
         notes = content.notes
         if not isinstance(notes, dict) or "afflux_run" not in notes:
-            killed = "; if its run was killed before its first checkpoint, remove it and the folder of the run"
-            then = killed if notes is None and not content.joins else ""
-            raise ConfigError(f"{path} holds no run that could be resumed{then}")
+            advice = killed_at_once(path) if notes is None and not content.joins else ""
+            raise ConfigError(
+                f"{path} is the store of a server without a run to resume; choose another --store{advice}"
+            )
         if notes["afflux_run"] != FORMAT:
             raise ConfigError(f"{path} holds a run of format {notes['afflux_run']}, this afflux reads {FORMAT}")
         try:
@@ -105,14 +105,16 @@ class InterruptedRun:
             checkpoint.check()
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} holds a run that is damaged: {error}") from None
-        audit = Path(checkpoint.audit) if folder is None else folder / audit_log.FOLDER
-        self.path, self.notes = path, checkpoint
-        #: the file of its log, and what else the run writes
-        self.output = AuditOutput(audit, checkpoint.save_every)
-        self.config = header.sim_config(path, **named)
-        self.spec = header.rule_spec(path, typed)
-        self.log = audit / f"{audit_log.file_stem(self.spec.label, header.seed)}.jsonl"  #: Its audit log.
-        self._check_run_id(Path(checkpoint.audit).parent, folder)
+        now = {"rule": job.spec.name, "options": job.spec.plain_options(), "label": job.spec.label, "seed": job.seed}
+        then = {name: getattr(header, name) for name in now} | header.settings(path).recorded()
+        now |= config.recorded()
+        places = {"data_dir", "num_clients"}  # which the data may set
+        if names := sorted(name for name in {**then, **now}.keys() - places if then.get(name) != now.get(name)):
+            raise ConfigError(f"{path} holds a run with another {', '.join(names)}: only the same command continues it")
+        self.path, self.notes, self.output, self.config, self.spec = path, checkpoint, output, config, job.spec
+        #: Its audit log.
+        self.log = output.folder / f"{audit_log.file_stem(self.spec.label, header.seed)}.jsonl"
+        self._check_run_id()
         self.check_run_folder()
 
     @property
@@ -125,33 +127,14 @@ class InterruptedRun:
         """Number of arrivals before the checkpoint."""
         return self.notes.stream.arrivals
 
-    @property
-    def finished(self) -> bool:
-        """Whether the checkpoint is known to be the one after the last arrival."""
-        version, last = self.notes.server["version"], self.notes.history.evaluations[-1]
-        return self.config.is_reached(self.arrivals, version, last.score, self.header.task_metrics[0])
-
-    def is_of(self, job: Job, config: SimConfig) -> bool:
-        """Return whether it has the seed and the settings of a job; the constructor has compared the rule."""
-        places = {"data_dir": None, "num_clients": None}  # which the data may set
-        return (self.header.seed, self.config.recorded() | places) == (job.seed, config.recorded() | places)
-
-    def _check_run_id(self, stored: Path, typed: Path | None) -> None:
-        """Raise ConfigError if the run folder is that of another run, or if nothing but the store names it.
-
-        Args:
-            stored: the run folder according to the store.
-            typed: the run folder that the user has named.
-        """
-        moved = "give --out if it has moved"
+    def _check_run_id(self) -> None:
+        """Raise ConfigError if the run folder is that of another run."""
         if self.arrivals and not os.path.isfile(self.log):
-            why = f"a run is resumed in its run folder, which was {stored}"
-            raise ConfigError(f"there is no {self.log}: {why}; {moved}")
-        run_id = read_run_id(self.output.folder)
-        if typed is None and run_id != self.notes.run_id:
-            raise ConfigError(f"{stored} does not hold the id of {self.path}: {moved}")
-        if run_id not in (None, self.notes.run_id):
-            raise ConfigError(f"{typed} is the folder of another run than that of {self.path}; choose another --out")
+            why = f"a run is resumed in its run folder, which was {Path(self.notes.audit).parent}"
+            raise ConfigError(f"there is no {self.log}: {why}; give --out if it has moved")
+        if read_run_id(self.output.folder) not in (None, self.notes.run_id):
+            folder = self.output.folder.parent
+            raise ConfigError(f"{folder} is the folder of another run than that of {self.path}; choose another --out")
 
     def check_run_folder(self) -> None:
         """Raise ConfigError if the run folder holds files of anything but this run: the run would overwrite them."""
@@ -343,30 +326,24 @@ def _counts(server: Server) -> dict[str, int]:
     return {name: getattr(server, name) for name in COUNTS}
 
 
-def interrupted_run(path: Path, job: Job, config: SimConfig, folder: Path) -> InterruptedRun | None:
+def killed_at_once(path: Path) -> str:
+    """Return what to do about a store without a checkpoint of a run."""
+    return f"; if a run was killed before its first checkpoint, remove {path} and the folder of the run"
+
+
+def interrupted_run(path: Path, output: AuditOutput, job: Job, config: SimConfig) -> InterruptedRun | None:
     """Return the run of this job in a store, which the same command continues; None: the store is free.
 
     Raises:
-        ConfigError: the store holds something else.
+        ConfigError: the store holds something else; see `InterruptedRun`.
     """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return None
     if not path.is_dir():
         raise ConfigError(f"{path} is not a folder; choose another --store")
-    killed = f"; if a run was killed before its first checkpoint, remove {path} and the folder of the run"
     try:
-        content = info(path)
+        info(path)
     except StoreError:
-        then = killed if (path / LOCK).exists() else ""
-        raise ConfigError(f"{path} is a folder that is not empty; choose another --store{then}") from None
-    if not isinstance(content.notes, dict) or "afflux_run" not in content.notes:
-        then = killed if content.notes is None and not content.joins else ""
-        raise ConfigError(f"{path} is the store of a server without a run to resume; choose another --store{then}")
-    try:
-        names = (name for name in ("task", "selection") if ".py" in getattr(config, name))
-        interrupted = InterruptedRun(path, folder, job.spec, **{name: getattr(config, name) for name in names})
-        if not interrupted.is_of(job, config):
-            raise ConfigError("it has other settings")
-    except ConfigError as error:
-        raise ConfigError(f"{path} holds a run; --resume {path} continues it ({error})") from None
-    return interrupted
+        advice = killed_at_once(path) if (path / LOCK).exists() else ""
+        raise ConfigError(f"{path} is a folder that is not empty; choose another --store{advice}") from None
+    return InterruptedRun(path, output, job, config)
