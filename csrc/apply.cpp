@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -25,7 +26,9 @@ namespace {
 struct Attributes {
   Attribute params{"params"}, out{"out"}, combine{"combine"}, calibrate{"calibrate"}, step{"step"}, states{"states"},
       states_out{"states_out"}, rule_vectors{"rule_vectors"};
-  Attribute updates{"updates"}, weights{"weights"}, params_weight{"params_weight"}, most{"most"}, trim{"trim"};
+  Attribute updates{"updates"}, weights{"weights"}, params_weight{"params_weight"}, most{"most"}, trim{"trim"},
+      noise{"noise"};
+  Attribute sigma{"sigma"}, key{"key"}, nonce{"nonce"}, first{"first"};
   Attribute kind{"kind"}, sum{"sum"}, sum_out{"sum_out"}, num_clients{"num_clients"}, rows{"rows"},
       new_rows{"new_rows"}, codec{"codec"}, name{"name"}, facts{"facts"}, quantize_direction{"quantize_direction"},
       factor{"factor"};
@@ -71,6 +74,26 @@ Arrays<void> held(const char* name, const py::object& objects, const py::object&
   const auto title = [name] { return std::string("[apply] the vectors beside ") + name; };
   const bool in_place = read_foreign(title, [&] { return py::len(outs) == 0; });
   return {"apply", name, objects, in_place ? Access::write : Access::read, Shape::vector, false, as_view};
+}
+
+// Writes the words of bytes. A message says nothing of their values.
+template <std::size_t kWords>
+void read_words(const Attribute& attribute, const py::object& owner, std::uint32_t (&words)[kWords]) {
+  const py::object bytes = attribute.of(owner);
+  if (!PyBytes_Check(bytes.ptr()) || PyBytes_GET_SIZE(bytes.ptr()) != sizeof words)
+    throw Error(std::string("[apply] noise.") + attribute.name() + " must be " + std::to_string(sizeof words) +
+                " bytes");
+  std::memcpy(words, PyBytes_AS_STRING(bytes.ptr()), sizeof words);
+}
+
+Noise noise_of(const py::object& object) {
+  Noise noise;
+  if (object.is_none()) return noise;
+  noise.sigma = attributes->sigma.number_of(object);
+  read_words(attributes->key, object, noise.key);
+  read_words(attributes->nonce, object, noise.nonce);
+  noise.first = attributes->first.integer_of(object);
+  return noise;
 }
 
 struct CalibrateArrays {
@@ -186,8 +209,12 @@ class PassArrays {
     const py::object calibrate = of.calibrate.of(round), rule_vectors = of.rule_vectors.of(round);
     pass_.params = params_.view();
     pass_.out = out_.view();
-    pass_.combine = {updates_.list(), weights_.list(), of.params_weight.number_of(combine_),
-                     of.most.number_of(combine_), of.trim.number_of(combine_)};
+    pass_.combine = {updates_.list(),
+                     weights_.list(),
+                     of.params_weight.number_of(combine_),
+                     of.most.number_of(combine_),
+                     of.trim.number_of(combine_),
+                     noise_of(of.noise.of(combine_))};
     pass_.most = of.most.number_of(round);
     if (!calibrate.is_none()) {
       const bool any = pass_.combine.updates.size > 0;

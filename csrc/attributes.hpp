@@ -59,6 +59,7 @@ class Attribute {
   pybind11::handle of_type(const PyTypeObject* type) const {
     return type->tp_dict == nullptr ? nullptr : PyDict_GetItemWithError(type->tp_dict, interned_.text());
   }
+  const char* name() const { return name_; }
   double number_of(pybind11::handle owner) const { return cast<double>(owner, "a number"); }
   std::int64_t integer_of(pybind11::handle owner) const { return cast<std::int64_t>(owner, "an integer"); }
   std::string text_of(pybind11::handle owner) const { return cast<std::string>(owner, "a str"); }

@@ -12,6 +12,7 @@
 #include "cpu/dispatch.hpp"
 #include "cpu/memory_use.hpp"
 #include "cpu/parallel_for.hpp"
+#include "formula/noise.hpp"
 
 namespace afflux {
 namespace {
@@ -65,6 +66,18 @@ void check_trim(const Pass& pass) {
       check::fail("apply", check::Name("weights", i).str() + " is negative, which does not go with trim");
 }
 
+void check_noise(const Pass& pass) {
+  const Noise& noise = pass.combine.noise;
+  check::finite("apply", "noise.sigma", noise.sigma);
+  if (noise.sigma < 0.0) check::fail("apply", "noise.sigma is " + std::to_string(noise.sigma) + ", must be at least 0");
+  if (noise.sigma == 0.0) return;
+  if (noise.first < 0 || noise.first > formula::kMostNoise - pass.params.size)
+    check::fail("apply", "noise.first is " + std::to_string(noise.first) + ", must be from 0 to " +
+                             std::to_string(formula::kMostNoise - pass.params.size));
+  if (pass.calibrate.kind != Calibration::none) check::fail("apply", "noise does not go with cached rows");
+  if (pass.out.device.kind == DeviceKind::cuda) throw Unavailable("[apply] noise is for rounds on the CPU");
+}
+
 void check_combine(const Pass& pass, check::Overlaps& overlaps) {
   const Combine& stage = pass.combine;
   check::list("apply", "updates", stage.updates);
@@ -82,6 +95,7 @@ void check_combine(const Pass& pass, check::Overlaps& overlaps) {
   }
   check_most("combine.most", stage.most);
   check_trim(pass);
+  check_noise(pass);
   const bool alone = pass.calibrate.kind == Calibration::none && pass.rule_vectors.vectors.size == 0;
   if (stage.most != kNoLimit && !alone && pass.out.device.kind == DeviceKind::cuda)
     throw Unavailable("[apply] combine.most on a GPU is for rounds without cached rows and without rule vectors");

@@ -6,6 +6,7 @@
 #include "cpu/combine.hpp"
 #include "cpu/fused.hpp"
 #include "cpu/kernels.hpp"
+#include "cpu/noise.hpp"
 #include "cpu/rule_vectors.hpp"
 #include "cpu/step.hpp"
 #include "cpu/trim.hpp"
@@ -107,6 +108,7 @@ AFFLUX_FN bool apply_tiled(const Pass& pass, Type updates, const RowHeads* heads
       if (tile.begin + tile.size - part.begin < kTile) part.size = tile.begin + tile.size - part.begin;
       sound = renew(pass, updates, part, together ? v : nullptr) && sound;
     }
+    if (pass.combine.noise.sigma > 0.0) add_noise(pass.combine, updates, tile, v);
     if (pass.combine.most != kNoLimit)
       with_type(updates, [&](auto sample) AFFLUX_INLINE { sound = all_valid<decltype(sample)>(pass, tile) && sound; });
     sound = (wide ? step<double>(pass, tile, v) : step<float>(pass, tile, v)) && sound;

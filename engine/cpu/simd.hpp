@@ -30,6 +30,7 @@ constexpr int kWidth = 2;
 #endif
 
 typedef double Doubles __attribute__((vector_size(kWidth * 8)));
+typedef std::uint64_t Longs __attribute__((vector_size(kWidth * 8)));
 
 constexpr std::int64_t kPrefetchDistance = 2048;
 constexpr std::uintptr_t kStreamed = 64;
@@ -105,6 +106,8 @@ struct Vector {
     return (Doubles)vsqrtq_f64((float64x2_t)value);
 #endif
   }
+  AFFLUX_FN Longs bits_of(Doubles value) { return (Longs)value; }
+  AFFLUX_FN Doubles number_of(Longs bits) { return (Doubles)bits; }
   AFFLUX_FN void store(double* to, Doubles value) { __builtin_memcpy(to, &value, sizeof value); }
   AFFLUX_FN void store(float* to, Doubles value) {
 #if defined(__AVX512F__)

@@ -1,6 +1,7 @@
 // Operations on one element, for formulas that are written over one element and over vectors of lanes alike. The
 // vectors of the CPU have the same functions (cpu/simd.hpp).
 #pragma once
+#include "formula/elementary.hpp"
 #include "formula/fn.hpp"
 #include "formula/reduce.hpp"
 
@@ -15,6 +16,8 @@ struct OneLane {
     return __builtin_sqrt(value);
 #endif
   }
+  AFFLUX_FN std::uint64_t bits_of(double value) { return formula::bits_of(value); }
+  AFFLUX_FN double number_of(std::uint64_t bits) { return double_of(bits); }
 
   // The operations of codecs, on float32 and 32-bit words.
   // `acc` is not a NaN. On the device the sign of a zero may differ.

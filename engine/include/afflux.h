@@ -148,6 +148,13 @@ typedef struct {
   int64_t size;
 } afflux_row_facts_list;
 
+/* Normal noise in the direction (afflux/pass.hpp). Draw a new nonce for each pass with the same key. */
+typedef struct {
+  double sigma; /* the standard deviation; 0: no noise */
+  uint32_t key[8], nonce[3];
+  int64_t first; /* the index of element 0 in the whole vector */
+} afflux_noise;
+
 /* Stage 1: the weighted sum of the updates (afflux/pass.hpp). */
 typedef struct {
   afflux_views updates;
@@ -155,6 +162,7 @@ typedef struct {
   double params_weight;
   double most; /* the largest valid absolute value; infinity: no limit */
   double trim; /* the share of the weights that is cut at both ends, element by element; 0: none */
+  afflux_noise noise;
 } afflux_combine;
 
 /* Stage 2: the cached rows of clients. */

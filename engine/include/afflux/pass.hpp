@@ -10,6 +10,15 @@ namespace afflux {
 
 constexpr double kNoLimit = __builtin_inf();
 
+// Normal noise: sigma * z, where each element of z ~ N(0, I) is a function of key, nonce and its index: `first` for
+// element 0. Key and nonce are those of ChaCha20 (RFC 8439), in words of which the first byte is the lowest one. Two
+// passes with the same key must have different nonces: else the difference of their results has no noise.
+struct Noise {
+  double sigma = 0.0;  // at least 0; 0: no noise
+  std::uint32_t key[8] = {}, nonce[3] = {};
+  std::int64_t first = 0;
+};
+
 // Stage 1, the direction
 //   v = params_weight * params + sum_s rule_vectors.weights[s] * rule_vectors.vectors[s]
 //       + sum_i weights[i] * updates[i]
@@ -21,6 +30,8 @@ constexpr double kNoLimit = __builtin_inf();
 // by value, a share `trim` of the weights is cut at both ends, and the rest is averaged; 0.5 is the mean of lower and
 // upper median. Weights count in units of W / 2^28, and a rest below M units counts as cut (formula/trim.hpp). Not with
 // cached rows. The new rule vectors are those of untrimmed updates.
+//
+// With a sigma greater than 0, noise.sigma * z is the last term of v. Not with cached rows, and not on a GPU.
 struct Combine {
   List<View<const void>> updates{};
   List<double> weights{};
@@ -29,6 +40,7 @@ struct Combine {
   // if they were not checked before. On a GPU only without cached rows and rule vectors.
   double most = kNoLimit;
   double trim = 0.0;
+  Noise noise{};
 };
 
 constexpr std::int64_t kMostRuleVectors = 4;

@@ -20,6 +20,25 @@ Array = object  # anything with the buffer protocol or __dlpack__, or Parts wher
 Float64 = npt.NDArray[np.float64]
 
 
+class Noise(Struct, frozen=True, eq=False):
+    """sigma * z, the last term of the direction: z ~ N(0, I), each element a function of key, nonce and its index.
+
+    The random bits are those of ChaCha20 (RFC 8439). Draw a new nonce for each pass with the same key: otherwise the
+    difference of two results has no noise. The repr does not have the key.
+    """
+
+    sigma: float  #: at least 0
+    key: bytes  #: 32 bytes
+    nonce: bytes  #: 12 bytes
+    first: int = 0  #: the index of element 0 in the whole vector
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        return [("sigma", self.sigma), ("nonce", self.nonce.hex()), ("first", self.first)]
+
+    def __repr__(self) -> str:
+        return f"Noise({', '.join([f'{name}={value!r}' for name, value in self.__rich_repr__()])})"
+
+
 class Combine(Struct, frozen=True, eq=False):
     """Stage 1: v = params_weight * params + sum_i weights[i] * updates[i].
 
@@ -38,6 +57,7 @@ class Combine(Struct, frozen=True, eq=False):
     #: if they were not checked before; greater than 0; on a GPU only without cached rows and rule vectors
     most: float = inf
     trim: float = 0.0  #: from 0 to 0.5; greater than 0 only without cached rows and negative weights
+    noise: Noise | None = None  #: only without cached rows, and on the CPU
 
 
 class RuleVectors(Struct, frozen=True, eq=False):

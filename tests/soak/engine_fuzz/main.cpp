@@ -299,6 +299,8 @@ void call_apply(Draw& draw, Memory& memory) {
           ? View<void>{*pass.params.parts, pass.params.size, pass.params.type}
           : memory.vector(size, type);
   pass.combine = {list(updates), list(weights), draw.rare(2) ? draw.number() : 0.0};
+  if (draw.rare(4)) pass.combine.trim = draw.number();
+  if (draw.rare(4)) pass.combine.noise = {draw.number(), {1}, {2}, std::int64_t{100} * draw.below(100) - 99};
   pass.step.kind = static_cast<StepKind>(draw.below(static_cast<unsigned>(std::size(kStepKinds))));
   pass.step.lr = draw.number();
   pass.step.beta1 = draw.rare(8) ? draw.number() : 0.9;
