@@ -81,7 +81,7 @@ def test_the_code_of_the_tutorial_is_that_of_its_programs(monkeypatch, capsys):
     before_step_6 = before_step_6.replace(', "fresh_first": fresh_first', "")
     source = program.read_text() + before_step_6 + rule.read_text()
     unindented = re.sub(r"^ +", "", source, flags=re.MULTILINE)
-    assert (len(servers), len(texts)) == (2, 8)
+    assert (len(servers), len(texts)) == (2, 7)
     assert [text for text in texts if text not in servers and text not in source and text not in unindented] == []
     names = runpy.run_path(str(program))
     names["run"].__globals__["ARRIVALS"] = 10
