@@ -39,7 +39,6 @@ from afflux.rules.specs import parse_rule
 from afflux.sim.clients.flat_model import has_device
 from afflux.sim.errors import require
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.task import needs_validation_gradient
 from bench.papers.all_tables import TABLES
 from bench.papers.comparison import Line, line_of, table_page
 from bench.papers.paper_tables import TRIALS_SEED, Cell, Search, Table
@@ -392,7 +391,7 @@ def schedule_digest(result: RunResult, inputs: Mapping[str, str]) -> str:
     """
     digest = sha256((inputs.get("clients", "") + result.first_params_sha256).encode())
     digest.update(result.clients.astype("<i8").tobytes())
-    if not needs_validation_gradient(result.spec.build()):  # else its steps depend on the values of the updates
+    if not result.spec.build().needs.handed_in:  # else its steps depend on the values of the updates
         digest.update(result.staleness.astype("<i8").tobytes())
     digest.update(np.array([one.virtual_time for one in result.evaluations], "<f8").tobytes())
     return digest.hexdigest()

@@ -12,7 +12,6 @@ from afflux.rules.specs import parse_rule
 from afflux.sim import partitioned
 from afflux.sim.clients.training import Trainer
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.task import needs_validation_gradient
 from conftest import check_refused
 from made_runs import run
 
@@ -23,11 +22,11 @@ SMALL = SimConfig(model="logreg", num_clients=20, concurrency=6, arrivals=40, lo
 def handed(monkeypatch):
     """[examples, version, vector, params] of each gradient that was set; (version, memory) at each push."""
     told, versions = [], []
-    gradient, set_rule_vector, push = Trainer.gradient, Server.set_rule_vector, Server.push
+    gradient, set_rule_vector, push = Trainer.rule_vector, Server.set_rule_vector, Server.push
 
-    def spy_gradient(self, params, examples, *rest):
+    def spy_gradient(self, name, model, examples):
         told.append([examples.tolist()])
-        return gradient(self, params, examples, *rest)
+        return gradient(self, name, model, examples)
 
     def spy_set(self, name, vector):
         assert name == "validation"
@@ -38,7 +37,7 @@ def handed(monkeypatch):
         versions.append((self.version, self.rule_vectors["validation"]))
         return push(self, *args, **options)
 
-    monkeypatch.setattr(Trainer, "gradient", spy_gradient)
+    monkeypatch.setattr(Trainer, "rule_vector", spy_gradient)
     monkeypatch.setattr(Server, "set_rule_vector", spy_set)
     monkeypatch.setattr(Server, "push", spy_push)
     return told, versions
@@ -92,7 +91,7 @@ def test_more_examples_than_there_are_are_refused_and_by_default_all_are_taken(h
 def test_other_rules_are_handed_nothing():
     """Not even where they have rule vectors of their own: a server refuses it."""
     for rule in ("fedasync", "wkafl:buffer_size=4"):
-        assert not needs_validation_gradient(parse_rule(rule).build())
+        assert not parse_rule(rule).build().needs.handed_in
         assert run(parse_rule(rule), 0, replace(SMALL, arrivals=4)).evaluations[-1].version > 0
 
 

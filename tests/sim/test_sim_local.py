@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rows
+from afflux.aggregation.reports import Pulled
 from afflux.arrays.layout import Layout
 from afflux.ops import codecs
 from afflux.rules.specs import parse_rule
@@ -330,7 +331,7 @@ def test_the_gradient_over_chosen_examples():
     worker, params = trainer(CONFIG, [np.arange(3)])
     examples = np.array([2, 50, 71])
     x, y = data(examples)
-    ours = worker.gradient(params, examples)
+    ours = worker.rule_vector("validation", Pulled(params, 0), examples)
     assert np.linalg.norm(ours - slope(params.astype(np.float64), x, y)) <= bound(CONFIG, 1) / CONFIG.client_lr
     kept = ours.copy()
     worker.train(0, params, generator())

@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -74,6 +75,7 @@ class EventLoop:
         stale_models: int = 1,
         controls: ControlVariates | None = None,
         selection: UniformSelection | None = None,
+        attacks: Mapping[int, Callable[[np.ndarray], np.ndarray]] = MappingProxyType({}),
         ends: Callable[[Event], bool] = lambda event: False,
     ) -> None:
         """Make a loop.
@@ -87,10 +89,11 @@ class EventLoop:
             stale_models: the number of last models that clients may pull (`Dispatch.age`).
             controls: of SCAFFOLD, empty; None: another client optimizer.
             selection: that of the schedule. If it has `observe`, this is called with the result of each arrival.
+            attacks: by the numbers of the hostile clients, the vector that one pushes, as a function of its update.
             ends: whether the loop ends before this event.
         """
         self._servers, self._training, self._events, self._ends = servers, training, events, ends
-        self._client_lr, self._num_clients = client_lr, num_clients
+        self._client_lr, self._num_clients, self._attacks = client_lr, num_clients, attacks
         self._controls, self._selection = controls, selection or UniformSelection()
         self._handled = self._arrivals = 0  # events, and the arrivals among them
         self._version = servers[0].version  # at the last step of `controls`
@@ -129,6 +132,8 @@ class EventLoop:
         """Take the result of a training, and push it to the servers, which convert it to the kinds of their rules."""
         sent, models = self._running.pop(event.sequence)
         trained = self._training.take(event.sequence, sent)
+        if (attack := self._attacks.get(sent.client)) is not None:
+            trained = trained._replace(update=attack(trained.update))
         pairs = zip(self._servers, models, strict=True)
         receipts = tuple(self._push_to(server, model, event, trained) for server, model in pairs)
         if self._controls is not None and sent.shift is not None and np.isfinite(trained.update).all():

@@ -17,16 +17,11 @@ from afflux.sim.clients.schedule import Event, make_schedule
 from afflux.sim.clients.training import Trainer, Training
 from afflux.sim.errors import note_on_errors
 from afflux.sim.loop import EventLoop
+from afflux.sim.workload.attacks import attack_law
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw, TiedDelays, delay_law
 from afflux.sim.workload.selection import Population, UniformSelection, check_passes, selection_law
-from afflux.sim.workload.task import (
-    Task,
-    clients_with_data,
-    needs_validation_gradient,
-    num_examples,
-    tuned_on_validation,
-)
+from afflux.sim.workload.task import VALIDATION_VECTOR, Task, clients_with_data, num_examples, tuned_on_validation
 
 
 class SimulationSetup:
@@ -61,6 +56,10 @@ class SimulationSetup:
         self.trainer = Trainer(self.model, data, task, config)
         #: Number of examples of the server's validation data; 0: no validation data.
         self.num_validation = (num_examples(task.validation) or 0) if task.validation is not None else 0
+        attack, clients = attack_law(config.attack), self.population.clients
+        self._attacks = {} if attack is None else dict.fromkeys(clients[: attack.clients], partial(attack, seed=seed))
+        if 0 < len(clients) == len(self._attacks):
+            raise ConfigError(f"attack is {config.attack}, but only {len(clients)} clients hold data")
         #: The task's own delays, or those tied to the data; None: those of the settings.
         self.delays = task.delays if config.delays == DELAYS_OF_TASK else _tied(config.delays, data)
 
@@ -86,18 +85,21 @@ class SimulationSetup:
         """Return the rule.
 
         Raises:
-            ConfigError: it needs facts, validation data or another selection, or excludes clip_norms; or the run has
-                fewer arrivals than one round of it.
+            ConfigError: it needs facts, validation data, a vector that the task lacks, or another selection; it rejects
+                clip_norms; or the run has fewer arrivals than one round of it.
         """
         rule = spec.build()
         check_passes(rule, self.config.selection)
         if rule.needs.facts:
             names = ", ".join(rule.needs.facts)
             raise ConfigError(f"{rule.name} needs facts of arrivals ({names}), which simulated clients do not push")
-        if needs_validation_gradient(rule) and not self.num_validation:
+        handed_in = {*rule.needs.handed_in}.difference(self.task.vectors)
+        if handed_in - {VALIDATION_VECTOR}:
+            raise ConfigError(f"{rule.name} needs the vectors {sorted(handed_in)}: give them by the task's vectors=")
+        if handed_in and not self.num_validation:
             raise ConfigError(f"{rule.name} scores updates on validation data: give the task validation=(x, y)")
         count, available = self.config.validation, self.num_validation
-        if needs_validation_gradient(rule) and count > available and count != SimConfig.validation:
+        if handed_in and count > available and count != SimConfig.validation:
             raise ConfigError(f"validation is {count}, but the server has only {available} examples to draw from")
         if self.config.clip_norms and (why := why_unclipped(rule, accumulate=False)) is not None:
             raise ConfigError(f"clip_norms is {self.config.clip_norms:g}, but {why}")
@@ -134,6 +136,7 @@ class SimulationSetup:
             stale_models=config.stale_models if config.protocol == "rounds" else 1,
             controls=controls,
             selection=selection,
+            attacks=self._attacks,
             ends=lambda event: ended() or 0 < config.virtual_time < event.time,
         )
 

@@ -17,11 +17,10 @@ from afflux.lab.runs.workers import WorkerPool
 from afflux.rules.specs import RuleSpec
 from afflux.server.server import Server
 from afflux.sim.clients.schedule import Dropout
-from afflux.sim.clients.training import ValidationGradient
+from afflux.sim.clients.training import HandedInVectors
 from afflux.sim.loop import EventLoop, LoopEvent, PushedUpdate
 from afflux.sim.workload.config import UNLIMITED
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
-from afflux.sim.workload.task import needs_validation_gradient
 
 _LOGGER = logging.getLogger("afflux")
 
@@ -51,10 +50,10 @@ class RecordedServer:
             history: of a server that is not new, else None.
         """
         self.server, self._setup, config = server, setup, setup.config
-        self._validation = None
-        if needs_validation_gradient(server.rule):
+        self._handed_in = None
+        if server.rule.needs.handed_in:
             rng = random_stream(setup.seed, StreamPurpose.VALIDATION)
-            self._validation = ValidationGradient(
+            self._handed_in = HandedInVectors(
                 server, setup.trainer, setup.num_validation, config.validation, config.refresh_every, rng
             )
         #: Processes that train, and that evaluate later models; None: this process.
@@ -94,8 +93,8 @@ class RecordedServer:
             if isinstance(event, Dropout):
                 self.record.add_dropout(event)
             return
-        if self._validation is not None:
-            self._validation.refresh()
+        if self._handed_in is not None:
+            self._handed_in.refresh()
         self.record.add_arrival(event, place)
         arrivals = event.number + 1
         if arrivals % config.eval_every == 0 or arrivals == config.arrivals:

@@ -20,7 +20,7 @@ from afflux.sim.workload.config import (
     keyword_settings,
     unread_settings,
 )
-from afflux.sim.workload.task import Partitioned, Task, fedprox, needs_validation_gradient, scaffold
+from afflux.sim.workload.task import Partitioned, Task, fedprox, scaffold
 
 #: Settings that only the function of a task reads.
 OF_DIVISION = ("num_clients", "partition", "alpha", "classes")
@@ -54,7 +54,7 @@ def settings_read(config: SimConfig, task: Task, function: Callable[..., Any] | 
     """
     left_out = {"arrivals"} if config.arrivals >= UNLIMITED else set()
     left_out |= {*OF_CLIENTS} if task.evaluate_client is None else set()
-    left_out |= {*OF_PRESENCE}.difference(config.changed())
+    left_out |= {"attack", *OF_PRESENCE}.difference(config.changed())
     taken = {*keyword_settings(task.training), *(() if function is None else inspect.signature(function).parameters)}
     if config.task != IMAGES:
         left_out |= {*ignored_settings(config, task, function)} - {"num_clients"}
@@ -69,7 +69,7 @@ def unread_by_rules(rules: Iterable[RuleSpec]) -> dict[str, str]:
     """Return the settings that none of these rules reads, by name, and what would read them."""
     specs = list(rules)
     are_synchronous = all(spec.name in SYNCHRONOUS for spec in specs)
-    score_updates = any(needs_validation_gradient(spec.build()) for spec in specs)
+    score_updates = any(spec.build().needs.handed_in for spec in specs)
     table = {
         "a rule that is not synchronous": ("concurrency", "refill", "stale_models") if are_synchronous else (),
         "a rule that scores updates": () if score_updates else ("validation", "refresh_every"),

@@ -26,7 +26,7 @@ from afflux.sim.errors import DivergedError, TrainingError, note_on_errors, text
 from afflux.sim.workload.config import IMAGES, PAPERS, PROXIMAL, SETTINGS, SimConfig, keyword_settings
 from afflux.sim.workload.evaluation import CLASSIFICATION, Classification, add_note_on_examples, class_loss
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream, seed_globals
-from afflux.sim.workload.task import VALIDATION_VECTOR, Task, TrainingFunction, num_examples
+from afflux.sim.workload.task import Task, TrainingFunction, num_examples
 
 #: The number of batches whose examples are read from the data in one operation, for compiled steps and on a GPU.
 BATCHES_AT_ONCE = 32
@@ -229,11 +229,17 @@ class Trainer:
                 raise ConfigError(f"a client's data set has {len(leaf)} examples, but {size} labels")
         return size
 
-    def gradient(self, params: np.ndarray, examples: np.ndarray, buffers: np.ndarray | None = None) -> np.ndarray:
-        """Return the mean gradient (d,) at `params` (d,) over these examples of the validation data."""
-        self._model.load(params, buffers)
+    def rule_vector(self, name: str, model: Pulled, examples: np.ndarray) -> np.ndarray:
+        """Return the vector (d,) that rules are handed under this name, at this version.
+
+        It is the task's own, or the mean gradient over these examples of the validation data.
+        """
+        self._model.load(model.params, model.buffers)
         if self._task.seeds_torch:
             self._seed()
+        if (function := self._task.vectors.get(name)) is not None:
+            with note_on_errors(f"while the vector {name} was computed"):
+                return torch.as_tensor(function(self._model.module), dtype=torch.float32).numpy(force=True)
         self._backward(*on_device(take(self._task.validation, examples), self._model.device))
         return self._model.gradient.numpy(force=True).copy()
 
@@ -349,24 +355,25 @@ class SerialTraining:
         """See `Training`. Each training has arrays of its own."""
 
 
-class ValidationGradient:
-    """The server's validation vector: the mean gradient over a few examples, which is refreshed during the run.
+class HandedInVectors:
+    """The vectors that a rule is handed, which are refreshed during the run.
 
-    The examples are drawn without replacement from the validation data; for images, from the whole training part.
+    They are the task's `vectors`, or the mean gradient over a few examples, drawn without replacement from the
+    validation data; for images, from the whole training part.
     Clients may hold these examples, too; the shards of the clients do not depend on them.
     """
 
     def __init__(
         self, server: Server, trainer: Trainer, available: int, count: int, every: int, rng: np.random.Generator
     ) -> None:
-        """Draw the examples and set the first gradient.
+        """Draw the examples and set the first vectors.
 
         Args:
-            server: of a rule that needs the gradient.
-            trainer: computes it.
+            server: of a rule that is handed vectors.
+            trainer: computes them.
             available: examples of the validation data.
             count: examples to draw.
-            every: versions of params between two gradients.
+            every: versions of params between two vectors.
             rng: stream for the draw.
         """
         self._server = server
@@ -377,25 +384,24 @@ class ValidationGradient:
         self.refresh()
 
     def refresh(self) -> None:
-        """Set the gradient at the current params if their version is new and a multiple of `every`.
+        """Set the vectors at the current params if their version is new and a multiple of `every`.
 
         Raises:
             DivergedError: after the first version, it has a value that is not finite, or that exceeds max_abs.
         """
         version = self._server.version
         if version != self._version and version % self._every == 0:
-            buffers = None if self._server.layout is None else self._server.pull().buffers
-            gradient = self._trainer.gradient(self._server.params, self._examples, buffers)
-            try:
-                self._server.set_rule_vector(VALIDATION_VECTOR, gradient)
-            except AffluxError as error:
-                if type(error) is not AffluxError or not version:  # of the store, or of the data themselves
-                    raise
-                reason = str(error).removeprefix("[set_rule_vector] ")
-                raise DivergedError(
-                    f"the gradient on the server's data diverged at version {version}: {reason}; lower client_lr or "
-                    "server_lr"
-                ) from None
+            model = self._server.pull()
+            for name in self._server.rule.needs.handed_in:
+                vector = self._trainer.rule_vector(name, model, self._examples)
+                try:
+                    self._server.set_rule_vector(name, vector)
+                except AffluxError as error:
+                    if type(error) is not AffluxError or not version:  # of the store, or of the data themselves
+                        raise
+                    reason = str(error).removeprefix("[set_rule_vector] ")
+                    text = f"the vector {name} diverged at version {version}: {reason}; lower client_lr or server_lr"
+                    raise DivergedError(text) from None
         self._version = version
 
 

@@ -16,6 +16,7 @@ from afflux.ops.errors import ConfigError
 from afflux.ops.validation import as_float, as_int, as_text, brief, known
 from afflux.sim.data import DATA_SETS
 from afflux.sim.models import MODELS
+from afflux.sim.workload.attacks import ATTACKS, attack_law
 from afflux.sim.workload.availability import (
     ALWAYS,
     AVAILABILITIES,
@@ -50,7 +51,9 @@ OF_IMAGES = ("data", "data_dir", "model", "partition", "alpha", "classes")
 #: Settings of clients that come and go.
 OF_PRESENCE = ("availability", "dropout", "timeout")
 #: Settings that no function of the user reads, but only the simulator.
-OF_SIMULATOR = ("data", "model", "concurrency", "refill", "selection", *OF_PRESENCE, "stale_models", "sampling")
+OF_SIMULATOR = (
+    *("data", "model", "concurrency", "refill", "selection", *OF_PRESENCE, "attack", "stale_models", "sampling"),
+)
 #: Probabilities with which clients take part in a round: Anarchic FL's two laws; the second is for ten workers.
 SAMPLING: dict[str, tuple[float, ...] | None] = {
     "uniform": None,
@@ -65,7 +68,8 @@ OF_CLIENTS = ("fairness_every", "fairness_clients")
 DEVICES = ("cpu", "cuda")
 #: Settings that are recorded only if they are changed. A table finds its lines in docs/results by what is recorded.
 RECORDED_IF_CHANGED = (
-    *("task", "part", "compile", "device", "clip_norms", "faults", "drop_last", "selection", *OF_CLIENTS, *OF_PRESENCE),
+    *("task", "part", "compile", "device", "clip_norms", "faults", "drop_last", "selection"),
+    *("attack", *OF_CLIENTS, *OF_PRESENCE),
 )
 
 #: The largest float32; clients train in float32.
@@ -252,6 +256,9 @@ class SimConfig:
     examples: str = _setting(
         "data", "Number of examples that a client reports, of its data or a batch:", "data", "batch"
     )
+    attack: str = _setting(
+        NONE, f"Hostile clients: {NONE}, {', '.join(ATTACKS)}, as in scaled:clients=20 (docs/reference/simulation.md)."
+    )
     clip_norms: float = _setting(
         0.0, "If not 0: the server reduces the weight of an update whose norm exceeds so many medians."
     )
@@ -286,6 +293,7 @@ class SimConfig:
         selection_law(self.selection)
         availability_law(self.availability)
         dropout_law(self.dropout)
+        attack_law(self.attack)
         steps = concurrency_steps(self.concurrency)
         known("device", re.sub(r"(?<=cuda):(0|[1-9][0-9]?)\Z", "", self.device), DEVICES)
         for least, names in enumerate((FROM_0, FROM_1)):

@@ -27,6 +27,7 @@ class StreamPurpose(IntEnum):
     DROPOUT = 22
     SELECTION_LAW = 23  #: laws other than uniform and blocked-until-pass-ends
     CLIENT_GLOBALS = 24  #: of a client's data, for `seed_globals`
+    ATTACK = 25
 
 
 def random_stream(seed: int, purpose: StreamPurpose, *key: int) -> np.random.Generator:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import brief, known
-from afflux.rules.rule import Rule
 from afflux.sim.data.image_set import stratified_split
 from afflux.sim.workload.delays import DelayLaw
 from afflux.sim.workload.evaluation import (
@@ -80,6 +79,10 @@ class Task:
     loss: Loss | None = None  #: The loss for the optimizers of the settings; None: cross entropy.
     #: Data set (x, y) of the server, for rules that score updates by a validation gradient (Zeno++).
     validation: Any = None
+    #: By name, the other vectors that the user hands to rules: functions (model) -> (d,), of the server's model.
+    #:
+    #: They are called when the gradient on `validation` would be computed. One named "validation" replaces it.
+    vectors: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     #: Evaluation on validation data, for the setting part="validation", that is for grids.
     #:
     #: None: a fifth of the training examples, if `clients` is `partitioned(...)` and `evaluate` is
@@ -169,11 +172,6 @@ def tuned_on_validation(task: Task) -> Task:
         examples = clients.examples(training)
     divided = replace(clients, x=clients.x[training], y=clients.y[training])
     return replace(task, clients=divided, evaluate=evaluate, validation=examples)
-
-
-def needs_validation_gradient(rule: Rule) -> bool:
-    """Return whether the rule's weights depend on a validation gradient."""
-    return VALIDATION_VECTOR in rule.needs.handed_in
 
 
 class _LazyClients(Sequence[Any]):
