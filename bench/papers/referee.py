@@ -49,6 +49,23 @@ RULES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "fedavg": ("fedavg:buffer_size=10", ("server_lr=0.1..3",)),
     "fedams": ("fedams:buffer_size=10", ("server_lr=0.0003..0.03",)),
 }
+#: Rules against hostile clients, beside FedBuff.
+ROBUST: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "fedbuff": RULES["fedbuff"],
+    "krum": ("krum:buffer_size=10", ("server_lr=0.1..3",)),
+    "multi_krum": ("multi_krum:buffer_size=10", ("server_lr=0.1..3",)),
+    "fedmedian": ("fedmedian:buffer_size=10", ("server_lr=0.1..3",)),
+    "fedtrimmedavg": ("fedtrimmedavg:buffer_size=10", ("server_lr=0.1..3", "trim=0.2,0.3")),
+    "fltrust": ("fltrust:buffer_size=10", ("server_lr=0.03..1",)),
+    "aflguard": ("aflguard", ("server_lr=0.03..1", "most=1..3")),
+    "zenopp": RULES["zenopp"],
+}
+#: What twenty of the hundred clients push, as the setting `attack` and in words; two of ten in a buffer, on average.
+ATTACKS: Mapping[str, tuple[str, str]] = {
+    "sign-flip": ("sign-flip:clients=20:factor=-4", "-4 times their updates"),
+    "scaled": ("scaled:clients=20:factor=10", "10 times their updates"),
+    "copies": ("copies:clients=20:factor=10", "one direction, at 10 times the length of their updates"),
+}
 #: These wait for all ten clients of a round. They make few steps in the time of the others, and each is evaluated.
 SYNCHRONOUS = ("fedavg", "fedams")
 CLIENT_LR = "client_lr=0.03..0.5"
@@ -58,12 +75,15 @@ BAND = 0.005
 #: The accuracy of a run in which a client has diverged: a guess.
 GUESS = 0.1
 TARGET = 0.9
-NOTE = (
+COMMON_NOTE = (
     "- *better* or *worse* than FedBuff: the mean difference is larger than .5 points, and Holm's p is below .05. "
     "*level*: it is at most .5 points; rules may still differ, as most intervals are wider.\n- The pairs are not "
     "independent: five seeds share one tuned setting. *by condition* has the interval of the four conditions' means.\n"
     "- *by arrivals*: over the last quarter of the arrivals.\n- Diverged runs count as guesses, and are left out from "
-    "*time to 90%* on.\n- gsgm's runs are older than its present form, which blocks a client until a pass ends.\n- Not "
+    "*time to 90%* on.\n"
+)
+NOTE = (
+    f"{COMMON_NOTE}- gsgm's runs are older than its present form, which blocks a client until a pass ends.\n- Not "
     "shown: other models, data and numbers of clients; longer runs; more trials; codecs; faulty or hostile clients.\n"
 )
 
@@ -142,24 +162,28 @@ def lowest_tenth(job: "Job", result: RunResult) -> dict[str, float]:
     return facts | {"lowest_tenth": float(np.mean(sorted(shares)[: math.ceil(len(shares) / 10)]))}
 
 
-def cells() -> Iterator[Cell]:
-    """Yield the cells, condition by condition, FedBuff's first."""
+def cells(rules: Mapping[str, tuple[str, tuple[str, ...]]] = RULES, **more: str) -> Iterator[Cell]:
+    """Yield the cells of these rules, with these settings, condition by condition, FedBuff's first."""
     common = {"data": "mnist", "model": "lenet5", "num_clients": 100, "concurrency": 20, "arrivals": ARRIVALS}
     for condition, own in CONDITIONS.items():
-        for label, (rule, ranges) in RULES.items():
-            settings = {**common, "examples": "batch", "eval_every": 20 if label in SYNCHRONOUS else 100, **own}
+        for label, (rule, ranges) in rules.items():
+            settings = {**common, "examples": "batch", "eval_every": 20 if label in SYNCHRONOUS else 100, **own, **more}
             trials = settings | {"part": "validation", "arrivals": ARRIVALS // 2}
             name = f"{condition}: {label}"
             yield Cell(name, rule, settings, search=Search(name, rule, trials, (CLIENT_LR, *ranges), TRIALS))
 
 
 def referee() -> Iterator[Table]:
-    """Yield the table."""
+    """Yield the table of all rules, and one for each attack of hostile clients."""
     reading = Reading("mean test accuracy over the last quarter of equal virtual time", late_in_time)
     needs = f"MNIST, LeNet-5, 100 clients, 20 at once, buffers of 10, {ARRIVALS:,} arrivals; {TRIALS} trials"
     shows = "every rule under four conditions, with equal tuning, compared with FedBuff"
-    own: dict[str, Any] = {"clock": REFERENCE, "page": referee_page, "facts": lowest_tenth}
-    yield Table("rules", "afflux", shows, needs, 7.3, tuple(cells()), SEEDS, reading, note=NOTE, **own)
+    own: dict[str, Any] = {"page": referee_page, "facts": lowest_tenth}
+    yield Table("rules", "afflux", shows, needs, 7.3, tuple(cells()), SEEDS, reading, note=NOTE, clock=REFERENCE, **own)
+    for name, (attack, words) in ATTACKS.items():
+        shows = f"eight rules under four conditions, with equal tuning, while 20 of 100 clients push {words}"
+        of_attack = tuple(cells(ROBUST, attack=attack))
+        yield Table(f"hostile-{name}", "afflux", shows, needs, 4.2, of_attack, SEEDS, reading, note=COMMON_NOTE, **own)
 
 
 class _Run(NamedTuple):
@@ -204,7 +228,8 @@ def referee_page(table: Table, runs: Sequence[Any], lines: Mapping[int, Mapping[
         own = _Run(late, by_arrivals, reached[0] if reached else math.nan, line)
         content.setdefault(condition, {}).setdefault(label, {})[outcome.seed] = own
         chosen[cell.search.name] = cell.name.removeprefix(f"{cell.search.name}, ")
-    differences = {label: _differences(content, label) for label in RULES if label != REFERENCE}
+    labels = [*dict.fromkeys(cell.name.rpartition(": ")[2] for cell in table.cells)]
+    differences = {label: _differences(content, label) for label in labels if label != REFERENCE}
     compared = {label: values for label, values in differences.items() if values}
     p = holm({label: sign_flip(values) for label, values in compared.items()})
     overall = {label: (Difference.of(values), p[label]) for label, values in compared.items()}
@@ -215,12 +240,12 @@ def referee_page(table: Table, runs: Sequence[Any], lines: Mapping[int, Mapping[
             f"and half the length; {len(lines)} of {table.count} runs.\n\n- *accuracy*: {table.reading.name}, in per "
             f"cent, with its standard deviation over seeds.\n{table.note}- *ms a round*: a mean over runs on "
             f"{' and '.join(processors)}.\n",
-            *_answer(content),
+            *_answer(content, labels),
             "### Over all conditions\n",
             _overall(overall, content),
             *(_of_condition(condition, content[condition], chosen) for condition in CONDITIONS if condition in content),
             "### The best trial after 1, 2, 4 and 8, mean over conditions\n",
-            _of_trials(trials),
+            _of_trials(trials, labels),
         ]
     )
     numbers = {
@@ -246,14 +271,14 @@ def _differences(content: _Runs, label: str) -> list[float]:
     ]
 
 
-def _answer(content: _Runs) -> list[str]:
+def _answer(content: _Runs, labels: Sequence[str]) -> list[str]:
     """Return which rule to use, a line for each condition whose runs have all ended, and one for memory."""
-    whole = {c: own for c, own in content.items() if all(len(own.get(label, {})) == SEEDS for label in RULES)}
-    means = {c: {label: _mean(own[label], "late") for label in RULES} for c, own in whole.items()}
+    whole = {c: own for c, own in content.items() if all(len(own.get(label, {})) == SEEDS for label in labels)}
+    means = {c: {label: _mean(own[label], "late") for label in labels} for c, own in whole.items()}
     lines = []
     for condition, values in means.items():
         best = max(values, key=lambda label: values[label])
-        near = [label for label in RULES if label != best and values[best] - values[label] <= BAND]
+        near = [label for label in labels if label != best and values[best] - values[label] <= BAND]
         with_it = f"; within .5 points: {', '.join(near)}" if near else ""
         lines.append(
             f"- **{condition}**: {best} ({100 * values[best]:.1f} %){with_it}; fedbuff {100 * values[REFERENCE]:.1f} %."
@@ -261,8 +286,10 @@ def _answer(content: _Runs) -> list[str]:
     if len(whole) == len(CONDITIONS):
         first = next(iter(whole.values()))
         # A run in which a client has diverged has no facts.
-        sizes = {label: min(run.facts.get("state_bytes", math.inf) for run in first[label].values()) for label in RULES}
-        small = [label for label in RULES if sizes[label] <= sizes[REFERENCE] and label not in SYNCHRONOUS]
+        sizes = {
+            label: min(run.facts.get("state_bytes", math.inf) for run in first[label].values()) for label in labels
+        }
+        small = [label for label in labels if sizes[label] <= sizes[REFERENCE] and label not in SYNCHRONOUS]
         total = {label: np.mean([values[label] for values in means.values()]) for label in small}
         best = max(total, key=lambda label: total[label])
         lines.append(f"- **As little memory as FedBuff**: {best} ({100 * total[best]:.1f} % over all conditions).")
@@ -312,11 +339,11 @@ def _of_condition(condition: str, runs: Mapping[str, Mapping[int, _Run]], chosen
     return f"### {condition}\n\n" + markdown_table((*header, "server, MB", "ms a round", "tuned"), rows)
 
 
-def _of_trials(trials: Mapping[str, Sequence[float]]) -> str:
+def _of_trials(trials: Mapping[str, Sequence[float]], labels: Sequence[str]) -> str:
     from afflux.lab.publishing import markdown_table
 
     rows = []
-    for label in RULES:
+    for label in labels:
         own = [values for name, values in trials.items() if name.partition(": ")[2] == label]
         best = [np.mean([max(values[:count]) for values in own]) if own else math.nan for count in (1, 2, 4, 8)]
         rows.append((label, *("" if math.isnan(value) else f"{100 * value:.1f}" for value in best)))

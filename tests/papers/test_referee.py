@@ -18,7 +18,18 @@ from afflux.rules.specs import parse_rule
 from bench.papers import reproduction
 from bench.papers.all_tables import TABLES
 from bench.papers.command import app
-from bench.papers.referee import CONDITIONS, REFERENCE, RULES, Difference, holm, late_in_time, sign_flip, verdict
+from bench.papers.referee import (
+    ATTACKS,
+    CONDITIONS,
+    REFERENCE,
+    ROBUST,
+    RULES,
+    Difference,
+    holm,
+    late_in_time,
+    sign_flip,
+    verdict,
+)
 from bench.papers.reproduction import Budget, folder_page, reproduce, rows_of, runs_of
 
 
@@ -94,7 +105,7 @@ def test_runs_are_read_until_the_end_of_fedbuffs():
 
 
 def test_every_asynchronous_preset_is_a_row_and_all_have_the_same_trials():
-    """But for diloco, fedstale, and the rules against hostile clients, of which the referee has none."""
+    """But for diloco, fedstale, and the rules against hostile clients, which have tables of their own."""
     names = [parse_rule(text).name for text, _ in RULES.values()]
     without_runs = {"diloco", "aflguard", "fltrust", "krum", "multi_krum", "fedmedian", "fedtrimmedavg", "fedstale"}
     assert sorted(names) == sorted({*PRESETS} - {*SYNCHRONOUS} - without_runs | {"fedavg", "fedams"})
@@ -109,18 +120,39 @@ def test_every_asynchronous_preset_is_a_row_and_all_have_the_same_trials():
     assert {(run.job.config.part, run.job.config.arrivals) for run in runs} == {("validation", 1200)}
 
 
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_each_attack_is_a_table_of_the_robust_rules(attack):
+    table = TABLES[f"hostile-{attack}"]
+    assert (table.count, len(table.cells)) == (416, len(ROBUST) * len(CONDITIONS))
+    runs, waiting = runs_of(table, table.cells, range(table.seeds), [])
+    assert waiting == 160
+    assert {run.job.config.attack for run in runs} == {ATTACKS[attack][0]}
+    assert {parse_rule(text).name for text, _ in ROBUST.values()} == {*ROBUST}
+    assert {"krum", "multi_krum", "fltrust", "aflguard", "fedmedian", "fedtrimmedavg"} < {*ROBUST}
+
+
 CHOSEN = "Dir(0.1), large delays of classes 8 and 9: "
 TINY = {"data": "digits", "model": "logreg", "num_clients": 12, "concurrency": 4, "arrivals": 40, "eval_every": 10}
 
 
-def tiny():
+def tiny(name="rules", labels=("fedbuff", "ca2fl", "fedavg"), **settings):
     """The table with three rules under one condition, two trials each, and runs of four rounds."""
-    cells = []
-    for cell in TABLES["rules"].cells:
-        if cell.name in [CHOSEN + label for label in ("fedbuff", "ca2fl", "fedavg")]:
-            search = cell.search._replace(settings=cell.search.settings | TINY | {"arrivals": 20}, trials=2)
-            cells.append(cell._replace(settings=cell.settings | TINY, search=search))
-    return replace(TABLES["rules"], cells=tuple(cells), seeds=2)
+    cells, settings = [], TINY | settings
+    for cell in TABLES[name].cells:
+        if cell.name in [CHOSEN + label for label in labels]:
+            search = cell.search._replace(settings=cell.search.settings | settings | {"arrivals": 20}, trials=2)
+            cells.append(cell._replace(settings=cell.settings | settings, search=search))
+    return replace(TABLES[name], cells=tuple(cells), seeds=2)
+
+
+def test_a_tiny_referee_with_hostile_clients(tmp_path):
+    attack = {"attack": "copies:clients=3:factor=10", "partition": "iid", "arrivals": 200}
+    table = tiny("hostile-copies", ("fedbuff", "multi_krum", "fedmedian"), **attack)
+    page, left = reproduce(table, tmp_path, (0, 1), limits=Budget(processes=1))
+    assert (left, page.content["overall"].keys()) == (0, {"multi_krum", "fedmedian"})
+    assert "while 20 of 100 clients push one direction" in page.markdown
+    late = page.content["late"][CHOSEN.removesuffix(": ")]
+    assert max(late["fedbuff"].values()) < min(late["multi_krum"].values())
 
 
 def test_a_tiny_referee_from_trials_to_the_page(tmp_path, monkeypatch):
