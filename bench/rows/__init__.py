@@ -19,12 +19,14 @@ from bench.rows.server.store_cold import COLD
 from bench.rows.server.streaming import STREAMING
 from bench.rows.server.throughput import THROUGHPUT
 from bench.rows.simulators import SIMULATORS
+from bench.rows.trimmed import TRIMMED
 from bench.rows.wkafl import WKAFL
 from bench.spec.row import Row
 
 OPERATIONS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, ROUNDS, PUSH, STREAMING, *SCALING]
 ROWS = [
     *OPERATIONS,
+    TRIMMED,
     *MF_CA2FL,
     STORE,
     COLD,

@@ -31,6 +31,22 @@ def test_rounds_over_m(tmp_path):
                 assert error["ulp"] < 1
 
 
+def test_trimmed_means_beside_the_mean(tmp_path):
+    _, cases = quick_cases(tmp_path, "trimmed", "-d", 3_001)
+    assert [case["m"] for case in cases] == [1, 10, 32, 64]
+    for case in cases:
+        times = {c["name"]: c["median"] for c in case["rows"]["trimmed"]}
+        assert [*times] == ["afflux", "afflux, weighted", "afflux, the mean", "torch sort"]
+        for c in case["rows"]["trimmed"]:
+            assert c["of_mean"] == pytest.approx(times["afflux, the mean"] / c["median"])
+            if c["name"] == "afflux, the mean":
+                assert c["errors"] == {}
+                continue
+            error = c["errors"]["params"]
+            assert error["abs"] <= (case["m"] + 8) * U32 * error["terms"]
+            assert error["ulp"] < 1 or c["name"] == "torch sort"
+
+
 def test_a_push_and_sizes_of_ones_own(tmp_path):
     d, m = 999, 6
     _, (pushes, rounds) = quick_cases(tmp_path, "push,rounds", "-d", d, "-M", m)
