@@ -11,7 +11,8 @@
 
 #include "afflux/afflux.hpp"
 #include "api/check.hpp"
-#include "arrays.hpp"
+#include "attributes.hpp"
+#include "descriptors.hpp"
 
 namespace py = pybind11;
 
@@ -53,7 +54,63 @@ Type type_named(const std::string& name) {
   throw Error("[Pool] dtype is '" + name + "', must be float32, float64 or bfloat16");
 }
 
+// The class _engine.Buffer. It is none of pybind11's, which keeps a table of all objects by address: a tenth of a push.
+struct BufferObject {
+  PyObject_HEAD Buffer buffer;
+  Py_ssize_t shape;  // of the views
+};
+
 PyTypeObject* buffer_type = nullptr;  // set once, by bind_buffers
+
+BufferObject* buffer_in(PyObject* object) { return reinterpret_cast<BufferObject*>(object); }
+
+PyObject* make_buffer(PyTypeObject*, PyObject* arguments, PyObject* named) {
+  static const char* const names[] = {"pool", nullptr};
+  PyObject* pool = nullptr;
+  if (PyArg_ParseTupleAndKeywords(arguments, named, "O:Buffer", const_cast<char**>(names), &pool) == 0) return nullptr;
+  return guarded([pool] { return Buffer::taken(py::handle(pool).cast<std::shared_ptr<Pool>>()); });
+}
+
+void free_buffer(PyObject* self) {
+  buffer_in(self)->buffer.~Buffer();
+  buffer_type->tp_free(self);
+  Py_DECREF(reinterpret_cast<PyObject*>(buffer_type));
+}
+
+PyObject* freeze_buffer(PyObject* self, PyObject*) {
+  buffer_in(self)->buffer.freeze();
+  Py_RETURN_NONE;
+}
+
+int view_buffer(PyObject* self, Py_buffer* view, int flags) {
+  BufferObject* const object = buffer_in(self);
+  const View<void> memory = object->buffer.view();
+  const Py_ssize_t item = bytes(memory.type);
+  if (PyBuffer_FillInfo(view, self, memory.data, memory.size * item, object->buffer.frozen(), flags) != 0) return -1;
+  view->itemsize = item;
+  if ((flags & PyBUF_FORMAT) != 0)
+    view->format = const_cast<char*>(memory.type == Type::float32 ? "f" : memory.type == Type::float64 ? "d" : "H");
+  if (view->shape != nullptr) view->shape = &object->shape;
+  return 0;
+}
+
+PyTypeObject* make_buffer_type() {
+  static PyMethodDef methods[] = {{"freeze", freeze_buffer, METH_NOARGS, nullptr}, {}};
+  static PyGetSetDef attributes[] = {
+      {"dtype", [](PyObject* self, void*) { return PyUnicode_FromString(name(buffer_in(self)->buffer.view().type)); },
+       nullptr, nullptr, nullptr},
+      {"size", [](PyObject* self, void*) { return PyLong_FromSsize_t(buffer_in(self)->shape); }, nullptr, nullptr,
+       nullptr},
+      {}};
+  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make_buffer)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(free_buffer)},
+                                {Py_tp_methods, methods},
+                                {Py_tp_getset, attributes},
+                                {Py_bf_getbuffer, reinterpret_cast<void*>(view_buffer)},
+                                {}};
+  static PyType_Spec spec{"afflux._engine.Buffer", sizeof(BufferObject), 0, Py_TPFLAGS_DEFAULT, slots};
+  return reinterpret_cast<PyTypeObject*>(owned(PyType_FromSpec(&spec)).release().ptr());
+}
 
 }  // namespace
 
@@ -78,7 +135,6 @@ void Pool::lend(const py::buffer& memory) {
       reinterpret_cast<std::uintptr_t>(info.ptr) % static_cast<std::uintptr_t>(afflux::bytes(type_)) != 0)
     throw Error("[lend] memory must be one aligned, contiguous buffer of at least " + std::to_string(bytes()) +
                 " bytes");
-  const std::lock_guard<std::mutex> lock(mutex_);
   free_.reserve(static_cast<std::size_t>(allocated_) + 1);
   lent_.push_back(std::move(info));
   free_.push_back(lent_.back().ptr);
@@ -86,45 +142,22 @@ void Pool::lend(const py::buffer& memory) {
 }
 
 void* Pool::take() {
-  const std::lock_guard<std::mutex> lock(mutex_);
   if (!free_.empty()) {
     void* const memory = free_.back();
     free_.pop_back();
     return memory;
   }
-  if (max_buffers_ > 0 && allocated_ == max_buffers_)
-    throw Error("[Pool] all " + std::to_string(max_buffers_) + " buffers of max_buffers are held");
+  if (full()) throw Error("[Pool] all " + std::to_string(max_buffers_) + " buffers of max_buffers are held");
   free_.reserve(static_cast<std::size_t>(allocated_) + 1);  // so that give_back never allocates
   void* const memory = allocate(static_cast<std::size_t>(bytes()));
   ++allocated_;
   return memory;
 }
 
-bool Pool::full() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return free_.empty() && max_buffers_ > 0 && allocated_ == max_buffers_;
-}
-
-void Pool::give_back(void* memory) noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  free_.push_back(memory);
-}
-
-std::int64_t Pool::held() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return allocated_ - static_cast<std::int64_t>(free_.size());
-}
-
 std::vector<std::uintptr_t> Pool::free() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::uintptr_t> places;
   for (void* const memory : free_) places.push_back(reinterpret_cast<std::uintptr_t>(memory));
   return places;
-}
-
-std::int64_t Pool::allocated() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return allocated_;
 }
 
 Buffer::Buffer(std::shared_ptr<Pool> pool)
@@ -133,13 +166,21 @@ Buffer::Buffer(std::shared_ptr<Pool> pool)
 Buffer::~Buffer() { pool_->give_back(view_.data); }
 
 const Buffer* Buffer::in(py::handle object) {
-  return Py_TYPE(object.ptr()) == buffer_type ? object.cast<const Buffer*>() : nullptr;
+  return Py_TYPE(object.ptr()) == buffer_type ? &buffer_in(object.ptr())->buffer : nullptr;
 }
 
-py::buffer_info Buffer::buffer() const {
-  const char* const format = view_.type == Type::float32 ? "f" : view_.type == Type::float64 ? "d" : "H";
-  const py::ssize_t item = afflux::bytes(view_.type);
-  return {view_.data, item, format, 1, {view_.size}, {item}, frozen_};
+py::object Buffer::taken(std::shared_ptr<Pool> pool) {
+  py::object made = owned(buffer_type->tp_alloc(buffer_type, 0));
+  BufferObject* const object = buffer_in(made.ptr());
+  try {
+    new (&object->buffer) Buffer(std::move(pool));
+  } catch (...) {  // without a call of the destructor
+    buffer_type->tp_free(made.release().ptr());
+    Py_DECREF(reinterpret_cast<PyObject*>(buffer_type));
+    throw;
+  }
+  object->shape = object->buffer.view().size;
+  return made;
 }
 
 void bind_buffers(py::module_& module) {
@@ -154,13 +195,8 @@ void bind_buffers(py::module_& module) {
       .def_property_readonly("free", &Pool::free)
       .def_property_readonly("allocated", &Pool::allocated)
       .def_property_readonly("buffer_bytes", &Pool::bytes);
-  py::class_<Buffer> buffer(module, "Buffer", py::buffer_protocol(), py::is_final(), py::module_local());
-  buffer.def(py::init<std::shared_ptr<Pool>>(), py::arg("pool"))
-      .def("freeze", &Buffer::freeze)
-      .def_property_readonly("dtype", [](const Buffer& self) { return name(self.view().type); })
-      .def_property_readonly("size", [](const Buffer& self) { return self.view().size; })
-      .def_buffer([](const Buffer& self) { return self.buffer(); });
-  buffer_type = reinterpret_cast<PyTypeObject*>(buffer.ptr());
+  buffer_type = make_buffer_type();
+  module.attr("Buffer") = py::handle(reinterpret_cast<PyObject*>(buffer_type));
 }
 
 }  // namespace afflux::python

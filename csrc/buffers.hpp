@@ -5,15 +5,14 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "afflux/view.hpp"
 
 namespace afflux::python {
 
-// The memory of the buffers of one server. It exists longer than the server while a buffer is held. It is thread-safe.
-// All methods run with the GIL held, so that the mutex is never locked during a fork by Python.
+// The memory of the buffers of one server. It exists longer than the server while a buffer is held. All methods run
+// with the GIL held.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
   // At most `max_buffers` buffers of `size` elements exist at once; 0: no limit. `until_read`: see afflux::ingest.
@@ -27,20 +26,20 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // memory is short.
   void* take();
   // Returns true if max_buffers are held.
-  bool full() const;
+  bool full() const { return free_.empty() && max_buffers_ > 0 && allocated_ == max_buffers_; }
   // Adds the caller's `memory` as a free buffer: writable, contiguous, of at least bytes(). The pool holds the object
   // until its own destruction. Throws Error for other memory.
   void lend(const pybind11::buffer& memory);
-  void give_back(void* memory) noexcept;
+  void give_back(void* memory) noexcept { free_.push_back(memory); }
 
   std::int64_t size() const { return size_; }
   std::int64_t bytes() const { return size_ * afflux::bytes(type_); }
   Type type() const { return type_; }
   std::int64_t until_read() const { return until_read_; }
-  std::int64_t held() const;
+  std::int64_t held() const { return allocated_ - static_cast<std::int64_t>(free_.size()); }
   // Returns the addresses of the buffers that are not held.
   std::vector<std::uintptr_t> free() const;
-  std::int64_t allocated() const;
+  std::int64_t allocated() const { return allocated_; }
 
  private:
   bool is_of_caller(const void* memory) const;
@@ -49,7 +48,6 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const Type type_;
   const std::int64_t max_buffers_;
   const std::int64_t until_read_;
-  mutable std::mutex mutex_;
   std::vector<void*> free_;
   std::vector<pybind11::buffer_info> lent_;
   std::int64_t allocated_ = 0;
@@ -65,6 +63,8 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
+  // Returns a new object of Python that holds a buffer. Throws as Pool::take.
+  static pybind11::object taken(std::shared_ptr<Pool> pool);
   // Returns the buffer of this Python object, or null if the object is no buffer.
   static const Buffer* in(pybind11::handle object);
 
@@ -72,7 +72,6 @@ class Buffer {
   bool frozen() const { return frozen_; }
   View<void> view() const { return view_; }
   std::int64_t until_read() const { return pool_->until_read(); }
-  pybind11::buffer_info buffer() const;
 
  private:
   std::shared_ptr<Pool> pool_;

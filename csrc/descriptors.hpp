@@ -3,8 +3,6 @@
 #include <pybind11/pybind11.h>
 
 #include <cstddef>
-#include <exception>
-#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -17,14 +15,8 @@ template <class Call>
 PyObject* guarded(const Call& call) {
   try {
     return call().release().ptr();
-  } catch (pybind11::error_already_set& error) {
-    error.restore();
-  } catch (const pybind11::builtin_exception& error) {
-    error.set_error();
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (...) {
+    pybind11::detail::try_translate_exceptions();
   }
   return nullptr;
 }

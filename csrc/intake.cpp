@@ -46,14 +46,27 @@ struct Ledger::Taken {
   py::object slot, norm = texts->nan, low = texts->nan, high = texts->nan;
 };
 
+// The facts of a push, which are held.
+struct Ledger::Received {
+  std::array<py::object, kFacts> facts;
+
+  Pushed borrowed() const {
+    Pushed pushed;
+    std::copy(facts.begin(), facts.end(), pushed.begin());
+    return pushed;
+  }
+  py::object tuple() const { return tuple_of<kFacts>(reinterpret_cast<PyObject*>(&PyTuple_Type), borrowed()); }
+};
+
 // Copies a flat array, or the arrays of a tree, into a slot. Returns nothing for a push that is left to Python. Lists
 // the memory that it has read, if `memory` is not null.
 std::optional<Ledger::Taken> Ledger::copied(const NumpyArray* array, const py::object& arrays,
                                             std::vector<Memory>* memory) const {
-  std::unique_ptr<Buffer> slot;
+  py::object held_slot;
   for (const auto& pool : intake_->pools)
-    if (!slot && !pool->full()) slot = std::make_unique<Buffer>(pool);
-  if (!slot) return {};
+    if (!held_slot && !pool->full()) held_slot = Buffer::taken(pool);
+  if (!held_slot) return {};
+  const Buffer* const slot = Buffer::in(held_slot);
   std::optional<const Arrays<const void>> parts;
   try {
     if (array == nullptr)
@@ -83,7 +96,7 @@ std::optional<Ledger::Taken> Ledger::copied(const NumpyArray* array, const py::o
   if (statistics.first_nonfinite >= 0 || -max_abs > statistics.min || statistics.max > max_abs ||
       norm > intake_->max_norm || statistics.sum_of_squares > intake_->most_squares)
     return {};
-  return Taken{py::cast(std::move(slot)), real(norm), real(statistics.min), real(statistics.max)};
+  return Taken{std::move(held_slot), real(norm), real(statistics.min), real(statistics.max)};
 }
 
 // Lends the arrays to the round. Returns nothing for a push that is left to Python.
@@ -149,46 +162,44 @@ py::object Ledger::pulled_by(const Given& given) const {
 }
 
 // Returns the facts of a push, and sets the id of its `task`, if it has one. Its arrays are copied into a slot, or
-// those of a step are read where they are. Returns None for a push that is left to Python.
-py::object Ledger::taken(Given given, py::object& task, StepPushes* step) const {
+// those of a step are read where they are. Returns nothing for a push that is left to Python.
+std::optional<Ledger::Received> Ledger::taken(Given given, py::object& task, StepPushes* step) const {
   static const Name id("id"), client_id("client_id"), version("version"), params("params");
   py::object pulled = given.version;
   if (!is_none(given.task)) {
     const bool is_id = PyUnicode_CheckExact(given.task.ptr()) != 0;
-    if (!is_id && !is_exactly(given.task, intake_->task)) return py::none();
+    if (!is_id && !is_exactly(given.task, intake_->task)) return {};
     task = is_id ? given.task : id.of(given.task);
     const py::object opened = this->opened(task);
-    if (is_none(opened) || !is_none(given.client) || !is_none(given.version)) return py::none();
+    if (is_none(opened) || !is_none(given.client) || !is_none(given.version)) return {};
     given.client = client_id.of(opened);
     given.version = pulled = version.of(opened);
   } else if (is_exactly(pulled, intake_->pulled)) {
     pulled = version.of(pulled);
   }
-  if (!is_plain(given.client, pulled, given.num_examples, given.loss)) return py::none();
+  if (!is_plain(given.client, pulled, given.num_examples, given.loss)) return {};
   const bool copies = step == nullptr || !step->in_place;
   const bool converts = !copies && intake_->wanted == 0 && !is_none(given.vectors[Intake::kModel]);
   const std::size_t kind = converts ? Intake::kModel : intake_->wanted;
   const py::handle vector = vector_of(kind, given.vectors);
   if (converts) {
     py::object own = pulled_by(given);
-    if (is_none(own)) return py::none();
+    if (is_none(own)) return {};
     if (!own.is(step->base)) step->conversion = py::make_tuple("model", "update", params.of(own), 1.0);
     step->base = std::move(own);
   }
   const auto array = numpy_array(vector, false);
   if (array && (array->dimensions != 1 || array->shape[0] != intake_->size || !(copies || is_none(intake_->table))))
-    return py::none();
+    return {};
   const py::object arrays = array ? held(vector) : intake_->arrays_of(vector, kind == Intake::kModel);
-  if (is_none(arrays)) return py::none();
-  const std::optional<Taken> read =
+  if (is_none(arrays)) return {};
+  std::optional<Taken> read =
       copies ? copied(array ? &*array : nullptr, arrays, step == nullptr ? nullptr : &step->memory.emplace_back())
              : lent(arrays, converts ? step->conversion : py::none(), array.has_value(), step->memory.emplace_back());
-  if (!read) return py::none();
-  const py::object extremes = owned(PyTuple_Pack(2, read->low.ptr(), read->high.ptr()));
-  const py::handle known_loss = is_none(given.loss) ? texts->nan : given.loss;
-  return tuple_of<kFacts>(reinterpret_cast<PyObject*>(&PyTuple_Type),
-                          {given.client, pulled, given.num_examples, known_loss, read->norm, read->slot, py::none(),
-                           extremes, texts->zero, texts->empty});
+  if (!read) return {};
+  return Received{{std::move(given.client), std::move(pulled), std::move(given.num_examples),
+                   is_none(given.loss) ? texts->nan : given.loss, std::move(read->norm), std::move(read->slot),
+                   py::none(), owned(PyTuple_Pack(2, read->low.ptr(), read->high.ptr())), texts->zero, texts->empty}};
 }
 
 py::object Ledger::take_all(py::handle entries, py::handle in_place) const {
@@ -206,10 +217,10 @@ py::object Ledger::take_all(py::handle entries, py::handle in_place) const {
   py::set tasks;
   for (std::optional<Given>& given : all) {
     py::object task = py::none();
-    const py::object facts = given ? taken(std::move(*given), task, &step) : py::none();
-    if (is_none(facts) && !step.in_place) return facts;
-    pushes.append(is_none(facts) ? facts : py::make_tuple(facts, task));
-    if (!is_none(facts) && !is_none(task)) {
+    const auto facts = given ? taken(std::move(*given), task, &step) : std::nullopt;
+    if (!facts && !step.in_place) return py::none();
+    pushes.append(facts ? py::object(py::make_tuple(facts->tuple(), task)) : py::none());
+    if (facts && !is_none(task)) {
       if (tasks.contains(task)) return py::none();  // only one of them joins
       tasks.add(task);
     }
@@ -224,16 +235,16 @@ py::object Ledger::push(py::handle task, py::handle client, py::handle version, 
     throw py::type_error("[Ledger] decided is no list of one");
   if (!may_take_in()) return py::none();
   py::object id = py::none();
-  py::object facts = taken({held(task),
+  const auto facts = taken({held(task),
                             held(client),
                             held(version),
                             held(num_examples),
                             held(loss),
                             {held(update), held(gradient), held(model)}},
                            id, nullptr);
-  if (is_none(facts)) return facts;
-  py::object receipt = joined(facts, py::none(), id, py::none(), /*any_status=*/false);
-  if (is_none(receipt)) return py::make_tuple(facts, id);
+  if (!facts) return py::none();
+  py::object receipt = joined(facts->borrowed(), py::none(), id, py::none(), /*any_status=*/false);
+  if (is_none(receipt)) return py::make_tuple(facts->tuple(), id);
   PyList_SetItem(decided.ptr(), 0, receipt.inc_ref().ptr());
   return receipt;
 }

@@ -75,6 +75,13 @@ control::Id id_of(py::handle client) {
   return text_of_id(client);
 }
 
+Pushed pushed_in(py::handle tuple) {
+  check_tuple(tuple, kFacts, "a push");
+  Pushed pushed;
+  for (std::size_t i = 0; i < kFacts; ++i) pushed[i] = item(tuple, i);
+  return pushed;
+}
+
 // Entries that a decision appends to lists. They are taken back unless the decision is made.
 class Ledger::Entries {
  public:
@@ -424,11 +431,11 @@ void Ledger::keep_decided() {
 }
 
 // Makes the decision about a push, and returns its receipt. `round` is the one that it completes, or null.
-py::object Ledger::admit(py::handle pushed, control::Push& push, const control::Decision& decision,
+py::object Ledger::admit(const Pushed& pushed, control::Push& push, const control::Decision& decision,
                          py::handle staged_row, py::handle task, const Decided* round, py::handle decided,
                          Dropped& dropped) {
   std::array<py::handle, kArrival> facts;
-  for (std::size_t i = 0; i < kFacts; ++i) facts[i] = item(pushed, i);
+  std::copy(pushed.begin(), pushed.end(), facts.begin());
   const py::object join = integer(decision.join), staleness = integer(*decision.staleness),
                    receipt = this->receipt(decision), version = integer(decided_version() - *decision.staleness),
                    event = closed_event(task);
@@ -464,12 +471,12 @@ py::object Ledger::admit(py::handle pushed, control::Push& push, const control::
   return receipt;
 }
 
-py::object Ledger::record(py::handle pushed, py::handle staged_row, py::handle task, py::handle round,
+py::object Ledger::record(py::handle facts, py::handle staged_row, py::handle task, py::handle round,
                           py::handle decided) {
-  check_tuple(pushed, kFacts, "a push");
+  const Pushed pushed = pushed_in(facts);
   std::optional<Decided> completed;
   if (!is_none(round)) completed.emplace(round);
-  control::Push push = push_of(item(pushed, kClient), count_of(item(pushed, kVersion)), task);
+  control::Push push = push_of(pushed[kClient], count_of(pushed[kVersion]), task);
   const control::Decision decision = decided_by(push);
   if (!control::is_decision(decision.status) || decision.completes != completed.has_value())
     throw py::type_error("[Ledger] a push that makes no arrival, or whose round is not given");
@@ -478,20 +485,19 @@ py::object Ledger::record(py::handle pushed, py::handle staged_row, py::handle t
 }
 
 // Decides about an arrival, if it needs no look by Python; returns its receipt, or None.
-py::object Ledger::joined(py::handle pushed, py::handle staged_row, py::handle task, py::handle decided,
+py::object Ledger::joined(const Pushed& pushed, py::handle staged_row, py::handle task, py::handle decided,
                           bool any_status) {
-  check_tuple(pushed, kFacts, "a push");
   if (accumulates_) return py::none();  // its slot becomes a term
-  const py::handle client = item(pushed, kClient);
-  Dropped dropped;            // released without the mutex
-  std::optional<Held> mutex;  // the caller of a draft holds it
+  Dropped dropped;                      // released without the mutex
+  std::optional<Held> mutex;            // the caller of a draft holds it
   if (begun_ == nullptr && (!mutex.emplace(*lock_) || !lock_->is_quiet() || closed_)) return py::none();
   if (!is_none(failure_) || (!is_none(task) && !is_open(task))) return py::none();
-  control::Push push = push_of(client, count_of(item(pushed, kVersion)), task);
+  control::Push push = push_of(pushed[kClient], count_of(pushed[kVersion]), task);
   const control::Decision decision = decided_by(push);
   if (!control::is_decision(decision.status) || decision.completes) return py::none();
   if (decision.status != Status::joined && !any_status) return py::none();
-  if (decision.status == Status::joined && !has_room() && !contains(now_.rows.slots, client)) return py::none();
+  if (decision.status == Status::joined && !has_room() && !contains(now_.rows.slots, pushed[kClient]))
+    return py::none();
   return admit(pushed, push, decision, staged_row, task, nullptr, decided, dropped);
 }
 
@@ -501,7 +507,8 @@ py::object Ledger::join_all(py::handle pushes) {
   py::list receipts;
   for (const py::handle push : pushes) {
     check_tuple(push, 2, "a push of a step");
-    const py::object receipt = joined(item(push, 0), py::none(), item(push, 1), py::none(), /*any_status=*/true);
+    const py::object receipt =
+        joined(pushed_in(item(push, 0)), py::none(), item(push, 1), py::none(), /*any_status=*/true);
     if (is_none(receipt)) return py::none();
     receipts.append(receipt);
   }

@@ -85,6 +85,10 @@ struct Rows {
   bool reads_ahead = false;  // whether a push reads its client's row
 };
 
+// The facts of a push, which somebody else holds.
+using Pushed = std::array<pybind11::handle, kFacts>;
+Pushed pushed_in(pybind11::handle tuple);
+
 using Arrivals = std::vector<pybind11::object>;  // each an aggregation.arrivals.PendingArrival
 // References that a decision drops. They are released after it, because that may run any code.
 using Dropped = std::vector<pybind11::object>;
@@ -178,7 +182,7 @@ class Ledger {
   pybind11::object take_all(pybind11::handle entries, pybind11::handle in_place) const;
   pybind11::object join(pybind11::handle pushed, pybind11::handle staged_row, pybind11::handle task,
                         pybind11::handle decided) {
-    return joined(pushed, staged_row, task, decided, /*any_status=*/true);
+    return joined(pushed_in(pushed), staged_row, task, decided, /*any_status=*/true);
   }
   pybind11::object join_all(pybind11::handle pushes);
   pybind11::object decide(pybind11::handle client, pybind11::handle version) const;
@@ -272,6 +276,7 @@ class Ledger {
   };
   class Entries;
   struct Taken;
+  struct Received;
 
   static std::int64_t count_of(pybind11::handle number);
   static pybind11::object list_of(const Arrivals& arrivals);
@@ -289,12 +294,12 @@ class Ledger {
   std::optional<Taken> lent(const pybind11::object& arrays, const pybind11::object& conversion, bool is_flat,
                             std::vector<Memory>& memory) const;
   pybind11::object pulled_by(const Given& given) const;
-  pybind11::object taken(Given given, pybind11::object& task, StepPushes* step) const;
+  std::optional<Received> taken(Given given, pybind11::object& task, StepPushes* step) const;
   const control::State& state() const { return draft_ ? *draft_ : control_->state(); }
   const control::Tasks::Task* find_task(pybind11::handle id) const;
   control::Push push_of(pybind11::handle client, std::int64_t version, pybind11::handle task) const;
   control::Decision decided_by(const control::Push& push) const;
-  pybind11::object joined(pybind11::handle pushed, pybind11::handle staged_row, pybind11::handle task,
+  pybind11::object joined(const Pushed& pushed, pybind11::handle staged_row, pybind11::handle task,
                           pybind11::handle decided, bool any_status);
   pybind11::object log_entry(Status status, pybind11::handle arrival) const;
   pybind11::object closed_event(pybind11::handle task) const;
@@ -303,7 +308,7 @@ class Ledger {
   void drop_closed(const std::optional<control::TaskNumber>& task, Dropped& dropped);
   void drop_released(Dropped& dropped);
   void drop_old_faults(Dropped& dropped);
-  pybind11::object admit(pybind11::handle pushed, control::Push& push, const control::Decision& decision,
+  pybind11::object admit(const Pushed& pushed, control::Push& push, const control::Decision& decision,
                          pybind11::handle staged_row, pybind11::handle task, const Decided* round,
                          pybind11::handle decided, Dropped& dropped);
   void start_round(const Decided* decided, Dropped& dropped);

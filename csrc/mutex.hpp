@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <new>
+#include <stdexcept>
 
 #include "forks.hpp"
 #include "release.hpp"
@@ -43,7 +44,7 @@ class Mutex {
     owner_ = PyThread_get_thread_ident();
   }
   void give_back() {
-    if (owner_ == 0) throw Error("[Mutex] it is not held");
+    if (owner_ == 0) throw std::runtime_error("[Mutex] it is not held");
     owner_ = 0;
     PyThread_release_lock(lock_);
   }

@@ -14,7 +14,7 @@ namespace afflux::control {
 // Makes room for `more` elements, so that adding them cannot fail.
 template <class T>
 void make_room(std::vector<T>& list, std::size_t more) {
-  if (list.capacity() - list.size() < more) list.reserve(std::max(list.size() + more, 2 * list.size() + 8));
+  if (list.capacity() - list.size() < more) list.reserve(std::max(list.size() + more, 2 * list.size() + 16));
 }
 
 // The canonical order of arrivals does not depend on when they came: by client, version and join.

@@ -70,20 +70,20 @@ Decision Control::decide(const State& state, const Draft* draft, const Push& pus
     decision.status = Status::empty;
     return decision;
   }
-  const Client client = task != nullptr ? task->opened.client : clients_.find(push.client);
-  const auto has_entered = [&] { return state.pass->has(client); };
+  const auto client = [&] { return task != nullptr ? task->opened.client : clients_.find(push.client); };
+  const auto has_entered = [&] { return state.pass->has(client()); };
   const auto waiting = [&]() -> std::optional<std::int64_t> {
-    const Arrival* const arrival = state.buffer.waiting(client);
+    const Arrival* const arrival = state.buffer.waiting(client());
     return arrival == nullptr ? std::nullopt : std::optional(arrival->version);
   };
   decision.status =
       status_of(settings_.rules, version, *decision.staleness, state.pass.has_value(), has_entered, waiting);
-  if (decision.status == Status::joined) {
-    if (const Refusal refusal = refusal_of(state, client); refusal != Refusal::none) return refuse(refusal);
+  if (decision.status == Status::joined && (state.pass || settings_.max_rows)) {
+    if (const Refusal refusal = refusal_of(state, client()); refusal != Refusal::none) return refuse(refusal);
   }
   decision.join = state.number;
   if (is_accepted(decision.status)) decision.step = decided + 1;
-  if (decision.status == Status::replaced) decision.freed = state.buffer.waiting(client)->slot;
+  if (decision.status == Status::replaced) decision.freed = state.buffer.waiting(client())->slot;
   const bool by_flush = draft == nullptr ? settings_.by_flush : draft->by_flush;
   decision.completes = !by_flush && fills(decision.status, state.buffer.filled(), state.round_size());
   return decision;
