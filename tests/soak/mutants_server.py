@@ -216,7 +216,7 @@ step: the draft is that before a version was given up
 -                    draft = self.admission if batch is None else batch.decided()  # as bases
 +                    pass  # as bases
 step: a copied entry is left to Python without the others
--    if (is_none(facts) && !step.in_place) return facts;
+-    if (!facts && !step.in_place) return py::none();
 step: a task may stand twice
 -      if (tasks.contains(task)) return py::none();  // only one of them joins
 step: the log does not say that its joins have filled the buffer
