@@ -271,6 +271,7 @@ class Ledger {
   struct Decided {
     explicit Decided(pybind11::handle decided);  // an aggregation.round.Round
     pybind11::object round, scalars, norms, report;
+    pybind11::object drawn;  // an entry of the log, or None
     bool stepped;
     std::int64_t coming = 0;  // clients that get their first row
   };

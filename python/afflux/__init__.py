@@ -9,6 +9,7 @@ from afflux.aggregation.options import ServerOptions
 from afflux.aggregation.reports import (
     Closed,
     Cut,
+    Drawn,
     Fault,
     Handed,
     Join,
@@ -38,6 +39,7 @@ __all__ = [
     "Calibrate",
     "Closed",
     "Cut",
+    "Drawn",
     "Fault",
     "Handed",
     "Join",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, nan
+from string import hexdigits
 from sys import float_info
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ from afflux.aggregation.reports import (
     DECISIONS,
     Closed,
     Cut,
+    Drawn,
     Entry,
     Handed,
     Join,
@@ -103,6 +105,8 @@ def log_record(entry: Entry) -> list[Any]:
         return ["set_rule_vector", entry.name]
     if isinstance(entry, NewParams):
         return ["set_params"]
+    if isinstance(entry, Drawn):
+        return ["noise", entry.nonce]
     return [entry.kind, 0, entry.joins] if entry.joins else [entry.kind]
 
 
@@ -356,6 +360,8 @@ def _log_entry(record: Sequence[Any]) -> Entry:
             return Handed(name)
         case ["set_params"]:
             return NewParams()
+        case ["noise", str(nonce)] if len(nonce) == 24 and all(digit in hexdigits for digit in nonce):
+            return Drawn(nonce)
         case ["replace_rule", dict(config)]:
             return Replaced(config)
         case ["open", str(task), client_id, version, bool(hold), *times] if len(times) == 2:

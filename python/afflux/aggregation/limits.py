@@ -45,7 +45,13 @@ class Limits:
         return f"the norm {norm:.6g}, max_norm is {self.max_norm:g}"
 
     def check_step(
-        self, rule: Rule, step: ops.Step, lr: float, weights: list[float], vector_weights: Sequence[float] = ()
+        self,
+        rule: Rule,
+        step: ops.Step,
+        lr: float,
+        weights: list[float],
+        vector_weights: Sequence[float] = (),
+        noise: float = 0.0,
     ) -> None:
         """Reject numbers of a rule with which vectors within the limits could cause an overflow.
 
@@ -57,6 +63,7 @@ class Limits:
             lr: its learning rate.
             weights: the weights of the arrivals.
             vector_weights: the weights of the rule vectors.
+            noise: the standard deviation of the noise, of which no element is beyond 9 of them.
 
         Raises:
             ArrivalError: params or a state could overflow within a million steps, also if all arrivals had the weight
@@ -65,25 +72,25 @@ class Limits:
         """
         if step.kind not in REACH:
             raise AffluxError(f"[{rule.name}] step gave the kind {step.kind!r}, must be one of {', '.join(REACH)}")
-        if self._fit(step, lr, [*weights, *vector_weights]):
+        if self._fit(step, lr, [*weights, *vector_weights], noise):
             return
         problem = f"elements of magnitude {self.max_abs:g} could overflow"
         message = (
-            f"[{rule.name}] with lr {lr:.3g} and weights whose magnitudes add up to "
-            f"{sum(map(abs, [*weights, *vector_weights])):.3g}, {problem}: make Server's max_abs or the rule's "
+            f"[{rule.name}] with lr {lr:.3g}{f', noise {noise:.3g}' if noise else ''} and weights whose magnitudes add "
+            f"up to {sum(map(abs, [*weights, *vector_weights])):.3g}, {problem}: make Server's max_abs or the rule's "
             "numbers smaller"
         )
         reasons = {
             i: f"weight {weight:.3g}, with which {problem}"
             for i, weight in enumerate(weights)
-            if not self._fit(step, lr, [weight] * len(weights))
+            if not self._fit(step, lr, [weight] * len(weights), noise)
         }
         raise ArrivalError(message, reasons) if reasons else AffluxError(message)
 
-    def _fit(self, step: ops.Step, lr: float, weights: list[float]) -> bool:
-        """Return whether these weights cause no overflow within a million steps."""
+    def _fit(self, step: ops.Step, lr: float, weights: list[float], noise: float) -> bool:
+        """Return whether these weights and this noise cause no overflow within a million steps."""
         # Twice: differences of models, and of cached rows. Rounded up.
-        direction = 2 * sum(map(abs, weights)) * self.max_abs * (1 + 1e-9)
+        direction = (2 * sum(map(abs, weights)) * self.max_abs + 9 * noise) * (1 + 1e-9)
         params, states = REACH[step.kind]
         try:  # a NaN does not fit
             fits = abs(lr) * params(step, direction) * _STEPS <= self.largest

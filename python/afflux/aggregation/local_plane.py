@@ -210,7 +210,7 @@ class LocalPlane(StoredPlane):
             coefficients = np.array(plan.coefficients or [0.0] * len(names))
             new = [] if after is vectors else [after[name] for name in names]
             memory = ops.RuleVectors([vectors[name] for name in names], coefficients, plan.next, new)
-        mix = ops.Combine(plan.slots, plan.weights, plan.params_weight, plan.most, plan.trim)
+        mix = ops.Combine(plan.slots, plan.weights, plan.params_weight, plan.most, plan.trim, plan.noise)
         sweep = ops.Pass(params, draft, mix, cache, plan.step, states, memory, outs)
         checked = None if self.gpu else ops.check(sweep)
         checksums: list[ops.Checksums] | None = None if self.spares is None or self.gpu else []

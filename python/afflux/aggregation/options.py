@@ -413,6 +413,8 @@ def why_unclipped(rule: Rule, *, accumulate: bool) -> str | None:
         return f"{rule.name} caches rows, and a factor on the weight does not bound a row: use max_norm"
     if rule.needs.trim:
         return f"{rule.name} cuts large and small values by their shares of the weights: use max_norm"
+    if rule.needs.noise:
+        return f"{rule.name} adds noise, and factors that depend on the norms of others change what it hides"
     if accumulate:
         return "accumulate=True adds an arrival up before the median of its buffer is known"
     return None
@@ -442,6 +444,7 @@ def lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
         "handed_in": sorted(needs.handed_in),
         "passes": needs.passes,
         "norms": needs.norms,
+        "noise": needs.noise,
         "facts": sorted(needs.facts),
         "inner products": needs.products,
     }

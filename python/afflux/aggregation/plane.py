@@ -57,6 +57,7 @@ class RoundPlan(Struct, frozen=True, eq=False):
     rows: RowPlan | None
     most: float  #: the largest magnitude of an element of the slots, if no push has checked some of them; else inf
     trim: float = 0.0  #: see `Weights.trim`
+    noise: ops.Noise | None = None  #: with its key, which no repr shows
 
 
 class Prepared(Protocol):

@@ -208,6 +208,12 @@ class Cut(Struct, frozen=True):
     joins: int = 0
 
 
+class Drawn(Struct, frozen=True):
+    """The nonce of a round's noise. The next entry completes the round."""
+
+    nonce: str  #: 24 hexadecimal digits
+
+
 @dataclass(frozen=True, slots=True)
 class Replaced:
     """The replacement of the rule by `Server.replace_rule`: at once, or when a buffer with arrivals is emptied."""
@@ -234,7 +240,7 @@ class Closed(NamedTuple):
     why: Literal["pushed", "expired", "cancelled"]
 
 
-Entry = Join | Cut | Handed | NewParams | Replaced | Opened | Closed
+Entry = Join | Cut | Drawn | Handed | NewParams | Replaced | Opened | Closed
 
 
 def no_counts() -> dict[str, int]:

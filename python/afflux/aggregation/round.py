@@ -1,6 +1,6 @@
 """One server step: a full buffer in canonical order, its weights, and the plan of its sweep."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf, nan
 from operator import attrgetter
 from time import perf_counter
@@ -18,11 +18,12 @@ from afflux.aggregation.frames import note_stored_frames
 from afflux.aggregation.inner_products import RoundVectors
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.plane import DataPlane, NamedVectors, Prepared, RoundPlan
-from afflux.aggregation.reports import Pulled, Report
+from afflux.aggregation.reports import Drawn, Pulled, Report
 from afflux.aggregation.statistics import mixed_buffers
 from afflux.aggregation.streaming import Term, factor_of
 from afflux.aggregation.weighing import decide
 from afflux.arrays.interop import frozen
+from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
 from afflux.rules.rule import EXAMPLES, Arrivals, Float64, Kind, Rule, Scalars, Weights
 
@@ -40,6 +41,8 @@ class RoundStart(Struct, frozen=True, eq=False):
     limits: Limits  #: the limits of the server
     fact_names: tuple[str, ...]  #: the names of `Arrivals.facts`
     averaged: int | None  #: the number of the model's buffers that are averaged; None: all
+    #: Returns the noise of a standard deviation, with a new nonce; None: the rule needs none.
+    draw: Callable[[float], ops.Noise] | None = None
 
 
 class Round(Struct, eq=False):
@@ -51,6 +54,7 @@ class Round(Struct, eq=False):
     buffers: Float64 | None  #: after the round
     scalars: Scalars  #: after the round
     norms: tuple[float, ...]  #: after the round
+    drawn: Drawn | None  #: the entry of the log
     report: Report  #: its seconds grow with the sweep
     prepared: Prepared = cast(Prepared, None)
     done: list[bool] = []  #: not empty once the sweep has been made
@@ -155,7 +159,9 @@ def decide_round(rule: Rule, before: RoundStart, waiting: list[PendingArrival], 
     unchecked = any([norm != norm for norm in arrivals.measured_norms.tolist()])
     base, most = params_weight(rule.kind, weights), before.limits.max_abs if unchecked else inf
     vector_weights, trim = weights.rule_vectors, weights.trim
-    plan = RoundPlan(version, slots, factors, base, step, names, vector_weights, weights.next, states, rows, most, trim)
+    noise = _noise_of(rule, before, weights)
+    renewed = weights.next, states, rows
+    plan = RoundPlan(version, slots, factors, base, step, names, vector_weights, *renewed, most, trim, noise)
     scalars = before.scalars if weights.scalars is None else weights.scalars
     report = Report(
         version - weights.skip,
@@ -175,7 +181,17 @@ def decide_round(rule: Rule, before: RoundStart, waiting: list[PendingArrival], 
         decision.clips,
     )
     buffers = None if before.current.buffers is None else _buffers_of(rule, before, ordered, step, weights)
-    return Round(plan, terms, moves, buffers, scalars, decision.window, report)
+    drawn = None if noise is None else Drawn(noise.nonce.hex())
+    return Round(plan, terms, moves, buffers, scalars, decision.window, drawn, report)
+
+
+def _noise_of(rule: Rule, before: RoundStart, weights: Weights) -> ops.Noise | None:
+    """Return the noise of a round. A round without a key never goes without its noise."""
+    if weights.noise == 0:
+        return None
+    if before.draw is None:
+        raise AffluxError(f"[{rule.name}] weigh gave noise {weights.noise}, and the server has no noise_key")
+    return before.draw(weights.noise)
 
 
 def params_weight(kind: Kind, weights: Weights) -> float:

@@ -288,6 +288,9 @@ class ShardedPlane(StoredPlane):
         """Return the plan of each part."""
         slots: list[Any] = plan.slots
         plans = [replace(plan, slots=[slot.parts[k] for slot in slots]) for k in range(len(self._begins))]
+        if plan.noise is not None:
+            noises = [replace(plan.noise, first=begin) for begin in self._begins]
+            plans = [replace(part, noise=noise) for part, noise in zip(plans, noises, strict=True)]
         if plan.rows is not None and rows is not None:
             pairs = zip(plans, self._begins, strict=True)
             plans = [replace(part, rows=plan_at(plan.rows, rows.codec, begin)) for part, begin in pairs]

@@ -102,7 +102,7 @@ def _decide(rule: Rule, arrivals: Arrivals, limits: Limits) -> tuple[Weights, op
     lr = float(step.lr)
     if not -inf < lr < inf:
         raise AffluxError(f"[{rule.name}] step gave lr {lr}, must be finite")
-    limits.check_step(rule, step, lr, weights.vectors.tolist(), weights.rule_vectors)
+    limits.check_step(rule, step, lr, weights.vectors.tolist(), weights.rule_vectors, weights.noise)
     return weights, step
 
 
@@ -245,7 +245,18 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         weights.skip,
         0.0 if weights.params == 0 else float(numbers(name, "params", weights.params, ())),
         trim,
+        0.0 if weights.noise == 0 else _checked_noise(rule, weights),
     )
+
+
+def _checked_noise(rule: Rule, weights: Weights) -> float:
+    """Return the standard deviation of the noise."""
+    noise = float(numbers(rule.name, "noise", weights.noise, ()))
+    if not rule.needs.noise:
+        raise AffluxError(f"[{rule.name}] weigh gave noise {noise}, but it has no needs = Needs(noise=True)")
+    if noise < 0:
+        raise AffluxError(f"[{rule.name}] weigh gave noise {noise}, must be at least 0")
+    return noise
 
 
 def _checked_trim(rule: Rule, arrivals: Arrivals, weights: Weights, values: list[float]) -> float:

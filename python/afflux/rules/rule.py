@@ -191,6 +191,8 @@ class Needs:
         once: a client is in a buffer once: a server rejects duplicates="both", and its default is "latest". Robust
             rules need it: fast hostile clients would otherwise fill buffers.
         trim: Weights.trim may be greater than 0. Not with cached rows, clip_norms or accumulate=True.
+        noise: Weights.noise may be greater than 0: the server needs a `noise_key`. Not with cached rows, clip_norms,
+            averaged buffers of a model, or params on a GPU.
     """
 
     gram: bool = False
@@ -204,6 +206,7 @@ class Needs:
     passes: bool = False
     once: bool = False
     trim: bool = False
+    noise: bool = False
 
     @property
     def products(self) -> bool:
@@ -229,6 +232,8 @@ class Weights(Struct, frozen=True, eq=False):
         trim: from 0 to 0.5, with `Needs(trim=True)`: the vectors' part of the direction is sum_i vectors[i] times their
             weighted trimmed mean, element by element: this share of the weights is cut at both ends, and 0.5 gives the
             mean of lower and upper median. No weight may then be negative. `next` reads untrimmed vectors.
+        noise: sigma, at least 0, with `Needs(noise=True)`: sigma z with z ~ N(0, I) is the last term of the direction.
+            `next` reads no noise.
         params: the weight of params in the direction: weight decay, -0.01 for a rule of updates, 0.01 for one of
             gradients. No limit of the server bounds it: if params grow by it beyond all numbers, the step that does
             so ends the server.
@@ -243,6 +248,7 @@ class Weights(Struct, frozen=True, eq=False):
     skip: bool = False
     params: float = 0.0
     trim: float = 0.0
+    noise: float = 0.0
 
 
 class Weigh(Protocol):
@@ -343,8 +349,9 @@ class Rule:
         needs = self.needs
         if self.kind == "model" and (self.calibrate.cached or needs.products or needs.rule_vectors):
             raise AffluxError("[Rule] rows, inner products and rule vectors are of updates or gradients, not of models")
-        if needs.trim and self.calibrate.cached:
-            raise AffluxError("[Rule] weigh needs trim, which does not go with cached rows")
+        for name in ("trim", "noise"):
+            if getattr(needs, name) and self.calibrate.cached:
+                raise AffluxError(f"[Rule] weigh needs {name}, which does not go with cached rows")
         if len(needs.rule_vectors) > MOST_RULE_VECTORS or not set(needs.handed_in) <= set(needs.rule_vectors):
             raise AffluxError(
                 f"[Rule] weigh needs the rule vectors {needs.rule_vectors} and is handed {needs.handed_in}: at most "

@@ -3,9 +3,13 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from logging import getLogger
+from os import urandom
 from threading import get_ident
 from typing import Any, Literal, Protocol, TypeVar
 
+from msgspec.structs import replace
+
+from afflux import ops
 from afflux._engine import forks
 from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival, Pushed
@@ -25,6 +29,10 @@ from afflux.server.step_callbacks import OnStep, StepCalls
 from afflux.server.tasks import release_one
 
 _Result = TypeVar("_Result")
+
+
+def _random_nonce(version: int) -> bytes:
+    return urandom(12)  # also in a forked child, and where an earlier state is loaded
 
 
 class Batch(Protocol):
@@ -71,6 +79,9 @@ class Aggregator(Monitor[Round]):
         self.reading: set[object] = set()  #: one for each call that reads a version
         self.retained: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint was asked to keep
         self.storage: RoundStorage | None = None
+        self.noise: ops.Noise | None = None  #: the key of noise; None: the rule needs none
+        #: Returns the nonce of the round that makes this version: another one for each round that is decided.
+        self.nonce_of: Callable[[int], bytes] = _random_nonce
         self._step_calls = None if on_step is None else StepCalls(on_step, admission)
 
     @property
@@ -421,9 +432,14 @@ class Aggregator(Monitor[Round]):
     ) -> Round:
         """Return the round of these arrivals, after the decisions of the draft; an error changes nothing."""
         before = (draft or self.admission).before(len(waiting), self.slot_bytes, ends_pass=ends_pass)
+        if self.noise is not None:
+            before = replace(before, draw=partial(self._drawn, self.noise, before.current.version + 1))
         decided = prepare(self.admission.rule, before, waiting, self.plane, op)
         decided.saved = self.storage is None
         return decided
+
+    def _drawn(self, noise: ops.Noise, version: int, sigma: float) -> ops.Noise:
+        return replace(noise, sigma=sigma, nonce=self.nonce_of(version))
 
     # Making
 

@@ -13,6 +13,7 @@ from afflux.aggregation.reports import Pulled
 from afflux.aggregation.state import Participation, ServerState
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
+from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import Task
@@ -78,6 +79,34 @@ def assemble(
     watched = len(rule.states) > 1 and options.clip_norms is None  # a second moment; a velocity is a first one
     watch = NormWatch() if watched and why_unclipped(rule, accumulate=options.accumulate) is None else None
     return Aggregator(plane, adapter.size, options, admission, on_step, watch)
+
+
+class RepeatedKey(bytes):
+    """A key for simulations, which must give the same noise when they are repeated: a version's nonce is its number."""
+
+    def nonce_of(self, version: int) -> bytes:
+        """Return the nonce of the round that makes this version."""
+        return version.to_bytes(12, "little")
+
+
+def noise_of(rule: Rule, key: bytes | None, adapter: InputAdapter) -> ops.Noise | None:
+    """Return the key of a server's noise; None if the rule needs none. No message has the key.
+
+    Raises:
+        AffluxError: the key is not 32 bytes, is missing or not needed; or params have buffers.
+        UnavailableError: params are on a GPU.
+    """
+    if not rule.needs.noise:
+        if key is not None:
+            raise AffluxError(f"[Server] noise_key: {rule.name} adds no noise")
+        return None
+    if not isinstance(key, bytes) or len(key) != 32:
+        raise AffluxError(f"[Server] {rule.name} adds noise: noise_key must be 32 bytes, as of secrets.token_bytes(32)")
+    if adapter.layout is not None and adapter.layout.buffers_size:
+        raise AffluxError(f"[Server] {rule.name} adds noise, and params have buffers, which would have none")
+    if adapter.plane.gpu is not None:
+        raise UnavailableError(f"[Server] {rule.name} adds noise, which needs params on the CPU")
+    return ops.Noise(0.0, key, bytes(12))
 
 
 def use_layout(admission: Admission, adapter: InputAdapter, options: ServerOptions, pools: tuple[Any, ...]) -> None:

@@ -1,11 +1,12 @@
 """The replay of a server's log: its decisions, in order. A replay needs only the log and the vectors."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import isnan
 from typing import Any
 
 from afflux import ops
-from afflux.aggregation.reports import Cut, Entry, Handed, Join, NewParams, Replaced
+from afflux.aggregation.reports import Cut, Drawn, Entry, Handed, Join, NewParams, Replaced
 from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, instance, unreadable
@@ -28,8 +29,8 @@ def replay(
 
     Args:
         log: `server.log` of a server that was made with log=True.
-        server: a new server with the original rule, params and options, and the widest limits if `Server.open` has
-            changed them; it is also the result.
+        server: a new server with the original rule, params, options and noise_key, and the widest limits if
+            `Server.open` has changed them; it is also the result.
         vector: a function that returns the pushed vector of each Join, after its conversion if there was one; the log
             does not keep vectors. The function may fill and return the same array each time.
         buffers: the same for the buffers of models that have them.
@@ -59,9 +60,10 @@ def replay(
         unreadable("[replay] log", error)
     aggregator = server._aggregator
     admission = aggregator.admission
-    by_flush = admission.by_flush
+    by_flush, nonce_of = admission.by_flush, aggregator.nonce_of
     admission.set_replay(True, by_flush)
     firsts = _first_joins(entries)
+    aggregator.nonce_of = partial(_logged, None)
     try:
         for entry in entries:
             if isinstance(entry, Join):
@@ -74,6 +76,8 @@ def replay(
                 else:
                     aggregator.flush(joins=entry.joins, ends_pass=entry.kind == "end_pass")
                 admission.set_replay(True, by_flush)
+            elif isinstance(entry, Drawn):
+                aggregator.nonce_of = partial(_logged, bytes.fromhex(entry.nonce))
             elif isinstance(entry, Handed):
                 if rule_vector is None:
                     raise AffluxError(f"[replay] the log has a set_rule_vector({entry.name!r}): give rule_vector=")
@@ -87,7 +91,14 @@ def replay(
             # Tasks need not be repeated, because the vectors are already converted.
     finally:
         admission.set_replay(False, by_flush)
+        aggregator.nonce_of = nonce_of
     return server
+
+
+def _logged(nonce: bytes | None, version: int) -> bytes:
+    if nonce is None:
+        raise AffluxError(f"[replay] the log has no nonce for the noise of version {version}")
+    return nonce
 
 
 def _first_joins(entries: Sequence[Entry]) -> set[int]:

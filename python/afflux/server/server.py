@@ -21,7 +21,7 @@ from afflux.ops.units import ITEM_BYTES
 from afflux.ops.validation import MOST_COUNT, a_thread_count, brief, integer, is_function, optional, path_of, positive
 from afflux.rules.rule import ClientId, Rule, a_rule
 from afflux.server import persistence, versions
-from afflux.server.assembly import assemble
+from afflux.server.assembly import RepeatedKey, assemble, noise_of
 from afflux.server.checkout import Task, close_overdue, open_task
 from afflux.server.inputs import InputAdapter
 from afflux.server.pending_push import Ticket
@@ -54,6 +54,8 @@ class Server:
             unfinished is reported with the next step, or by `poll`.
         first_version: the number of the first version, for callers that count on; at most 2**52, which leaves as many
             numbers for later versions.
+        noise_key: 32 secret random bytes, such as `secrets.token_bytes(32)`, for a rule that adds noise. The server
+            never saves, logs or prints it. Each round draws a new nonce, which is in the log.
         plane: where the server's vectors are, if not in one piece on the device of params: a new
             `afflux.aggregation.sharded_plane.ShardedPlane`. Results are bit-identical; what callers get are copies.
         fields: fields of `ServerOptions`, instead of those in `options`: `Server(rule, params, log=True)`.
@@ -93,6 +95,7 @@ class Server:
         push_threads: int = 1,
         on_step: OnStep | None = None,
         first_version: int = 0,
+        noise_key: bytes | None = None,
         plane: DataPlane | None = None,
         **fields: Unpack[Options],
     ) -> None:
@@ -110,10 +113,14 @@ class Server:
         if plane is not None:
             self._adapter = self._adapter.moved_to(plane)
         options = persistence.for_place(rule, self._adapter, options, folder)
+        noise = noise_of(rule, noise_key, self._adapter)
         self.options = options  #: including the values that depend on the rule and the memory budget
         self.retained_versions: Mapping[int, Pulled] = {}  #: older versions that the last checkpoint has kept
         parts_of = rule, params, parts, self._adapter, options, num_threads, on_step
         self._aggregator = assemble(*parts_of, first_version)
+        self._aggregator.noise = noise
+        if isinstance(noise_key, RepeatedKey):
+            self._aggregator.nonce_of = noise_key.nonce_of
         self._store: Store | None = None
         if folder is not None:
             self._store = persistence.make_store(self._aggregator, folder, self._adapter, options, num_threads)
@@ -129,6 +136,7 @@ class Server:
         push_threads: int = 1,
         like: "ops.Array | None" = None,
         on_step: OnStep | None = None,
+        noise_key: bytes | None = None,
         plane: DataPlane | None = None,
         **fields: Unpack[Options],
     ) -> "Server":
@@ -142,6 +150,7 @@ class Server:
             push_threads: see the class.
             like: an array of torch or CuPy on the server's GPU; None: the server is on the CPU.
             on_step: see the class.
+            noise_key: see the class; the same one, or another one.
             plane: for a store of a server in shards, a new `ShardedPlane` with the same shards.
             fields: fields of `ServerOptions`; one that is not given has its stored value, and so has durability=None.
                 These may differ from the stored values: durability, commit_every, max_staleness, faults, max_slots,
@@ -181,6 +190,7 @@ class Server:
                     num_threads=num_threads,
                     push_threads=push_threads,
                     on_step=on_step,
+                    noise_key=noise_key,
                     plane=plane,
                 )
                 with damage_as_store_error(store.path):
@@ -204,6 +214,7 @@ class Server:
         num_threads: int | None = None,
         push_threads: int = 1,
         on_step: OnStep | None = None,
+        noise_key: bytes | None = None,
         plane: DataPlane | None = None,
         **fields: Unpack[Options],
     ) -> "Server":
@@ -218,6 +229,7 @@ class Server:
             num_threads: see the class.
             push_threads: see the class.
             on_step: see the class.
+            noise_key: see the class.
             plane: see the class.
             fields: fields of `ServerOptions`. If there is a store, those that `open` cannot replace must agree with it.
 
@@ -242,6 +254,7 @@ class Server:
         """
         rule, folder = a_rule("open_or_create", "rule", rule), path_of("open_or_create", "path", path)
         settings: Any = {"num_threads": num_threads, "push_threads": push_threads, "on_step": on_step, "plane": plane}
+        settings["noise_key"] = noise_key
         facts = persistence.facts_in(folder)
         if facts is None:
             return cls(rule, params, layout=layout, store=folder, **settings, **fields)
@@ -455,8 +468,8 @@ class Server:
 
         Args:
             rule: a rule with the name, the kind and the codec of the previous rule, and the same names of rule vectors,
-                scalars and vectors that the user sets. The new rule must need norms, need inner products, and take each
-                client once per pass, each if and only if the previous rule does.
+                scalars and vectors that the user sets. The new rule must need norms, inner products and noise, and take
+                each client once per pass, each if and only if the previous rule does.
 
         Returns:
             Whether the new rule is already in force, because the buffer was empty.

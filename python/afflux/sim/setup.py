@@ -10,6 +10,7 @@ from afflux.ops.codecs import Codec
 from afflux.ops.errors import ConfigError
 from afflux.rules.rule import Rule
 from afflux.rules.specs import RuleSpec
+from afflux.server.assembly import RepeatedKey
 from afflux.server.server import Server
 from afflux.sim.clients.control_variates import ControlVariates
 from afflux.sim.clients.flat_model import FlatModel, make_module, tree_of
@@ -78,8 +79,13 @@ class SimulationSetup:
             seed=self.seed,
             faults="record",  # a client that diverges
             clip_norms=self.config.clip_norms or None,
+            noise_key=self.noise_key(rule),
             **options,
         )
+
+    def noise_key(self, rule: Rule) -> bytes | None:
+        """Return the key of a simulated server's noise, which is not secret; None if the rule adds none."""
+        return RepeatedKey(self.seed.to_bytes(32, "little")) if rule.needs.noise else None
 
     def build_rule(self, spec: RuleSpec) -> Rule:
         """Return the rule.

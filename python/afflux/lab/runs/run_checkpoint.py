@@ -227,7 +227,9 @@ class StoredRun:
         if self.interrupted is None:
             server = setup.new_server(spec, store=self.path, commit_every=None)
         else:
-            server = Server.open(self.path, setup.build_rule(spec), num_threads=1, commit_every=None)
+            rule = setup.build_rule(spec)
+            key = setup.noise_key(rule)
+            server = Server.open(self.path, rule, num_threads=1, noise_key=key, commit_every=None)
         # Rounds after the last checkpoint have no history: they must not be committed.
         files.callback(server.close, checkpoint=False)
         if self.interrupted is not None:
