@@ -34,7 +34,6 @@ from afflux.distributed.messages import (
     VersionParts,
     decode,
 )
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import Job
 from afflux.lab.runs.compare import compare
 from afflux.lab.runs.simulation import simulate
@@ -373,7 +372,7 @@ def test_clients_of_the_simulator_train_in_tasks(cluster, tmp_path):
         folder = tmp_path / str(workers)
         folder.mkdir()
         with closing(WorkerPool(workers)) as pool:
-            (result,) = simulate([rule], 4, config, output=AuditOutput(folder), pool=pool)
+            (result,) = simulate([rule], 4, config, output=folder, pool=pool)
             with pytest.raises(TrainingError) as caught:
                 simulate([rule], 4, replace(config, client_lr=1e30), pool=pool)
         files = {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -43,7 +43,7 @@ def test_the_help_is_short_and_help_all_has_every_option(command, monkeypatch):
     assert not [line for line in whole.splitlines() if line.endswith("-")]
     assert whole.isascii()
     options = {name for one in typer.main.get_command(app).commands[command].params for name in one.opts}
-    assert {"--refill", "--drop-last", "--save-every"} < options
+    assert {"--refill", "--drop-last", "--compile"} < options
     assert [name for name in sorted(options) if f"  {name} " not in whole] == []
     assert "--refill" not in short
     assert "--help-all" in short

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 import own_tasks
 from afflux.cli.lab.app import app
 from afflux.lab import Simulation
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, Task, classification, fedprox, partitioned, scaffold, sgd
 from afflux.sim.clients import compiled_training
@@ -274,7 +273,7 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(code, processes, request, tmp
     """Two workers that make the beginning compile for themselves; this process resumes."""
     graphs = request.getfixturevalue("interpreted") if code == "interpreted" else []
 
-    outputs = {name: AuditOutput(tmp_path / name) for name in ("whole", "resumed")}
+    outputs = {name: tmp_path / name for name in ("whole", "resumed")}
     for name in outputs:
         (tmp_path / name).mkdir()
     with pytest.raises(Stopped):

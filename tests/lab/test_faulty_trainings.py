@@ -14,7 +14,6 @@ import torch
 import made_runs
 import own_tasks
 from afflux.lab import read_audit_log
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.runs import run_record, workers
 from afflux.rules.specs import parse_rule
 from afflux.sim import TrainingError, scaffold
@@ -50,7 +49,7 @@ simulation = partial(simulation, training=train, arrivals=40)
 def test_they_are_counted(tmp_path, caplog):
     made = simulation()
     specs = [made.jobs[0].spec, parse_rule("fedasync")]
-    results = run_paired(specs, 0, made.config, output=AuditOutput(tmp_path), task=made.task)
+    results = run_paired(specs, 0, made.config, output=tmp_path, task=made.task)
     log = read_audit_log(tmp_path / "fedbuff_buffer_size=3-seed0.jsonl")
     faulty = [line for line in log.arrivals if line.client < len(KINDS)]
     assert {line.client for line in faulty} == {0, 1, 2}
@@ -72,7 +71,7 @@ def test_they_are_counted(tmp_path, caplog):
 
 def test_a_pass_ends_without_the_clients_whose_updates_are_faulty(tmp_path):
     made = simulation(rules="gsgm:buffer_size=4", selection="blocked-until-pass-ends", arrivals=36)
-    (result,) = run_paired([made.jobs[0].spec], 0, made.config, output=AuditOutput(tmp_path), task=made.task)
+    (result,) = run_paired([made.jobs[0].spec], 0, made.config, output=tmp_path, task=made.task)
     assert result.decisions == {"faulty": 9, "joined": 27}
     log = read_audit_log(next(tmp_path.glob("*.jsonl")))
     assert [len(line.client_ids) for line in log.rounds] == [4, 4, 1] * 3

@@ -47,7 +47,7 @@ def killed(out, point):
     def command(tell):
         if isinstance(point, str):
             setattr(run_folder, point, lambda *arguments, **options: die())
-        simulation().run(out=out, save_every=4, watch=watch)
+        simulation().run(out=out, watch=watch)
 
     child, reading = in_child(command)
     os.close(reading)
@@ -71,20 +71,20 @@ def test_the_same_command_goes_on_after_a_kill(point, tmp_path):
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"}
     if ended:
         assert set(statuses(out)) <= {"ended", "open"}
-        check_refused("the runs of another command", simulation(arrivals=16).run, out=out, save_every=4)
-        check_refused("out holds the runs of another command, or of files that have changed", simulation().run, out=out)
+        other = simulation(arrivals=16)
+        check_refused("out holds the runs of another command, or of files that have changed", other.run, out=out)
         (out / "notes.txt").touch()
-        check_refused("is not an empty folder", simulation().run, out=out, save_every=4)
+        check_refused("is not an empty folder", simulation().run, out=out)
         (out / "notes.txt").unlink()
         assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"} == before
         assert len(read_results(out)) == ended, "a reader is not kept out"
-    results = simulation().run(out=out, save_every=4, watch=lambda run, progress: made.append(run))
+    results = simulation().run(out=out, watch=lambda run, progress: made.append(run))
     assert {path.name for path in out.iterdir()} == FILES
     whole = simulation().run()
     assert [run.digest for run in results] == [run.digest for run in whole]
     assert results.histories == whole.histories == read_results(out).histories
     made.clear()
-    again = simulation().run(out=out, save_every=4, watch=lambda run, progress: made.append(run))
+    again = simulation().run(out=out, watch=lambda run, progress: made.append(run))
     assert made == [0, 1], "both were finished"
     assert [run.digest for run in again] == [run.digest for run in whole]
 

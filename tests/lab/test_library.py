@@ -17,7 +17,6 @@ import made_runs
 import own_tasks
 from afflux import AffluxError
 from afflux.lab import Simulation, read_results, register_task
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.run_result import SeedStatistics, Summary
 from afflux.lab.runs.setup import RunSetup
 from afflux.lab.tasks import registry
@@ -575,8 +574,8 @@ def test_a_simulation_on_a_store_is_resumed_with_its_task(tmp_path):
     made = simulation(own_tasks.Net, training=own_tasks.momentum)
     (tmp_path / "whole").mkdir()
     (tmp_path / "run" / "audit").mkdir(parents=True)
-    whole = run(made.jobs[0].spec, 0, made.config, output=AuditOutput(tmp_path / "whole"), task=made.task)
-    output = AuditOutput(tmp_path / "run" / "audit")
+    whole = run(made.jobs[0].spec, 0, made.config, output=tmp_path / "whole", task=made.task)
+    output = tmp_path / "run" / "audit"
     arguments = tmp_path / "store", made.jobs[0].spec, 0, made.config, output, stop_at(13), 0.0
     check_raises(Stopped, run_in_store, *arguments, task=made.task)
     paused = paused_run(tmp_path / "store")

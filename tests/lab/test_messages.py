@@ -11,7 +11,6 @@ import torch
 import own_tasks
 from afflux.cli import common
 from afflux.lab import Simulation, read_results, register_task
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.runs.run_checkpoint import InterruptedRun, StoredRun
 from afflux.lab.runs.setup import RunSetup
 from afflux.lab.tasks import lora_task
@@ -39,7 +38,7 @@ def without_runs(folder):
 
 def a_run_whose_log_is(folder):
     log = SimpleNamespace(is_file=lambda: True, read_bytes=folder.read_bytes)
-    return SimpleNamespace(log=log, output=AuditOutput(folder))
+    return SimpleNamespace(log=log, output=folder)
 
 
 #: What raises, in a folder; the kind of error, and its message.

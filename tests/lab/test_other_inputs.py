@@ -15,7 +15,7 @@ from torch.utils.data import Subset, TensorDataset
 import own_tasks
 from afflux.lab import Simulation, tune
 from afflux.lab.results import finished_runs
-from afflux.lab.results.audit_log import AuditOutput, read_audit_log
+from afflux.lab.results.audit_log import read_audit_log
 from afflux.lab.results.finished_runs import FILE
 from afflux.lab.runs import setup
 from afflux.lab.runs.run_checkpoint import refuse_other_setup
@@ -67,7 +67,7 @@ def brighter(images, labels):
 def stopped(folder, config=SMALL, task=None):
     (folder / "audit").mkdir(parents=True)
     with pytest.raises(Stopped):
-        run_in_store(folder / "store", RULE, 3, config, AuditOutput(folder / "audit"), stop_at(5), 0.0, task)
+        run_in_store(folder / "store", RULE, 3, config, folder / "audit", stop_at(5), 0.0, task)
     return folder / "store"
 
 
@@ -81,7 +81,7 @@ def test_a_run_does_not_go_on_with_other_data(change, tmp_path, monkeypatch):
     monkeypatch.undo()
     data_sets._read.cache_clear()
     (tmp_path / "whole").mkdir()
-    whole = run(RULE, 3, SMALL, output=AuditOutput(tmp_path / "whole"))
+    whole = run(RULE, 3, SMALL, output=tmp_path / "whole")
     assert resume(paused_run(store)).digest == whole.digest
 
 
@@ -174,7 +174,7 @@ def test_clients_that_a_function_makes_may_name_their_source(tmp_path):
 
 
 def test_older_logs_and_other_versions_are_one_line_of_notice(tmp_path, monkeypatch, caplog):
-    run(RULE, 3, SMALL, output=AuditOutput(tmp_path))
+    run(RULE, 3, SMALL, output=tmp_path)
     (path,) = tmp_path.glob("*.jsonl")
     log = read_audit_log(path)
     assert set(log.header.inputs) == {"data", "clients", "model"}

@@ -16,7 +16,6 @@ import pytest
 
 from afflux.lab import Simulation, read_results
 from afflux.lab.results import audit_log
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import split_runs
 from afflux.lab.results.run_result import RoundTotals
 from afflux.lab.runs.compare import compare, make_jobs
@@ -43,7 +42,7 @@ RULE = "fedbuff:buffer_size=3"
 def made(tmp_path_factory):
     """The folder and the result of a run."""
     folder = tmp_path_factory.mktemp("audit")
-    return folder, run(parse_rule(RULE), 3, SMALL, output=AuditOutput(folder))
+    return folder, run(parse_rule(RULE), 3, SMALL, output=folder)
 
 
 @pytest.fixture
@@ -80,7 +79,7 @@ def test_a_client_pulls_the_version_after_so_many_arrivals(log):
 
 
 def test_the_same_run_writes_the_same_bytes(made, tmp_path):
-    run(parse_rule(RULE), 3, SMALL, output=AuditOutput(tmp_path))
+    run(parse_rule(RULE), 3, SMALL, output=tmp_path)
     for path in made[0].iterdir():
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
@@ -96,7 +95,7 @@ def test_every_line_is_json_without_nan(tmp_path):
     events = [Dispatch(0.0, 0, 7, finish=1.0), Arrival(1.0, 0, 7)]
     loop = EventLoop([server], Diverging(), lambda: events, client_lr=0.1, num_clients=20)
     with ExitStack() as files:
-        recorded.record.open(AuditOutput(tmp_path), files)
+        recorded.record.open(tmp_path, files)
         recorded.record.log.write(audit_log.ArrivalLine(0, 7, 0, 0, 0, 5, float("nan"), 2, "joined", 1.0))
         check_error("client 7 .*arrival 1", record_events, loop, [recorded], print, lambda: None, error=DivergedError)
     log = audit_log.read_audit_log(tmp_path / "fedasync-seed0.jsonl")
@@ -118,7 +117,7 @@ def test_every_rule_gets_the_updates_of_another(log):
 
 def test_clipped_weights_are_recorded(made, tmp_path):
     config = replace(SMALL, clip_norms=0.5)
-    result = run(parse_rule(RULE), 3, config, output=AuditOutput(tmp_path))
+    result = run(parse_rule(RULE), 3, config, output=tmp_path)
     assert result.params.tobytes() != made[1].params.tobytes()
     log = audit_log.read_audit_log(tmp_path / "fedbuff_buffer_size=3-seed3.jsonl")
     assert (log.header.settings(log.path), "clip_norms" in SMALL.recorded()) == (config, False)
@@ -159,7 +158,7 @@ def test_paired_rules_get_the_updates_of_the_first(tmp_path, monkeypatch):
         return push(self, update=update, **facts)
 
     monkeypatch.setattr(Server, "push", spy)
-    paired = run_paired(specs, 2, SMALL, output=AuditOutput(tmp_path))
+    paired = run_paired(specs, 2, SMALL, output=tmp_path)
     pushed = updates[:]
     alone = run(specs[0], 2, SMALL)
     assert [pushed[place::3] for place in range(3)] == [updates[len(pushed) :]] * 3
@@ -173,7 +172,7 @@ def test_old_models_and_scaffold_are_followed_as_well(tmp_path):
     rounds = {"protocol": "rounds", "concurrency": SimConfig.concurrency, "stale_models": 3}
     config = replace(SMALL, **rounds, client_optimizer="scaffold", steps_law="uniform")
     specs = [small("fedbuff"), small("fedasync")]
-    paired = run_paired(specs, 0, config, output=AuditOutput(tmp_path))
+    paired = run_paired(specs, 0, config, output=tmp_path)
     assert paired[0].digest == run(specs[0], 0, config).digest
     log = audit_log.read_audit_log(tmp_path / "fedbuff-seed0.jsonl")
     assert {line.number // 4 - line.dispatched_after // 4 for line in log.arrivals} == {0, 1, 2}
@@ -215,7 +214,7 @@ def test_a_killed_run_leaves_what_had_arrived(tmp_path):
     log = audit_log.read_audit_log(path)
     assert log.end is None
     assert len(log.arrivals) > 20
-    run(parse_rule(RULE), 3, replace(SMALL, arrivals=len(log.arrivals), eval_every=40), output=AuditOutput(tmp_path))
+    run(parse_rule(RULE), 3, replace(SMALL, arrivals=len(log.arrivals), eval_every=40), output=tmp_path)
     assert audit_log.read_audit_log(tmp_path / path.name).arrivals == log.arrivals
 
 

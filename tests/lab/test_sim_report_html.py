@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 import afflux
 from afflux.lab.results import curves, figures, report_html, run_folder
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.report_html import render_report
 from afflux.lab.results.run_result import Evaluation, RoundTotals, RunResult, group_by_rule
 from afflux.lab.results.simulation_results import SimulationResults
@@ -94,7 +93,7 @@ def page_of(results, **changes):
 def written(tmp_path_factory):
     folder = run_folder.create_run_folder(tmp_path_factory.mktemp("out") / "run")
     output = audit_folder(folder)
-    assert isinstance(output, AuditOutput)
+    assert isinstance(output, Path)
     results = compare(make_jobs(SPECS, [0, 1]), CONFIG, output=output)
     run_folder.write_results(folder, results, CONFIG)
     return folder, results, Page((folder / "report.html").read_text(encoding="utf-8"))

@@ -21,7 +21,6 @@ from afflux import Server, StoreError
 from afflux.cli.lab.terminal import show_progress
 from afflux.lab import interrupts
 from afflux.lab.results import run_folder
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import Job
 from afflux.lab.runs.run_checkpoint import InterruptedRun
 from afflux.ops.errors import ConfigError
@@ -301,7 +300,7 @@ def test_looking_into_the_server_is_harmless(expected, tmp_path):
 def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     with Server(ca2fl(buffer_size=2), np.zeros(3), num_clients=4, store=tmp_path / "server") as server:
         server.checkpoint(["mine"])
-    output, job = AuditOutput(tmp_path / "run" / "audit"), Job(spec_of("fedbuff"), 4)
+    output, job = tmp_path / "run" / "audit", Job(spec_of("fedbuff"), 4)
     expected = "server is the store of a server without a run to resume"
     check_refused(expected, InterruptedRun, tmp_path / "server", output, job, SMALL)
     check_error("there is no folder", InterruptedRun, tmp_path / "nowhere", output, job, SMALL, error=StoreError)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from afflux.lab.results import statistics
-from afflux.lab.results.audit_log import AuditOutput, read_audit_log
+from afflux.lab.results.audit_log import read_audit_log
 from afflux.lab.results.run_history import MOST_REASONS, OTHER_REASONS, RunHistory, add_weights
 from afflux.lab.results.run_result import (
     Evaluation,
@@ -46,7 +46,7 @@ def result_of(label, seed, accuracies, clients=(), num_clients=4):
 def made(request, tmp_path_factory):
     """A run and its audit log, which holds every arrival and every round."""
     folder = tmp_path_factory.mktemp("audit")
-    result = run(parse_rule(request.param), 1, RULES[request.param], output=AuditOutput(folder))
+    result = run(parse_rule(request.param), 1, RULES[request.param], output=folder)
     (path,) = folder.glob("*.jsonl")
     return result, read_audit_log(path)
 

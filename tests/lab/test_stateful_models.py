@@ -13,7 +13,6 @@ import made_runs
 import own_tasks
 import stateful_models
 from afflux.lab import Simulation
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.runs.setup import RunSetup
 from afflux.sim import ConfigError
 from afflux.sim.clients.flat_model import FlatModel, make_module, reproducible_libraries
@@ -89,14 +88,14 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(kind, tmp_path):
     audit = [tmp_path / name / "audit" for name in ("whole", "run")]
     for folder in audit:
         folder.mkdir(parents=True)
-    whole = run(rule, 0, made.config, output=AuditOutput(audit[0]), task=made.task)
+    whole = run(rule, 0, made.config, output=audit[0], task=made.task)
 
     def stop(progress):
         if progress.arrivals == 13:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_in_store(tmp_path / "store", rule, 0, made.config, AuditOutput(audit[1]), stop, 0.0, task=made.task)
+        run_in_store(tmp_path / "store", rule, 0, made.config, audit[1], stop, 0.0, task=made.task)
     result = resume(paused_run(tmp_path / "store"), task=made.task)
     assert reproducible(result) == reproducible(whole)
     logs = [next(folder.glob("*.jsonl")).read_bytes() for folder in audit]

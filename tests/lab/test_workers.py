@@ -19,7 +19,6 @@ from afflux import UnavailableError
 from afflux.cli.lab.app import app
 from afflux.lab import Simulation, interrupts
 from afflux.lab.results import run_folder
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import Job
 from afflux.lab.runs import workers as pool
 from afflux.lab.runs.compare import compare
@@ -52,7 +51,7 @@ def made(folder, config, workers, rules=("ca2fl:buffer_size=3",)):
     """The results and the bytes of all files of a run."""
     folder.mkdir()
     specs = [parse_rule(rule) for rule in rules]
-    results = run_paired(specs, 4, config, output=AuditOutput(folder), workers=workers)
+    results = run_paired(specs, 4, config, output=folder, workers=workers)
     return [reproducible(result) for result in results], {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

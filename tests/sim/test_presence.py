@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from afflux.cli.lab.app import app
-from afflux.lab.results.audit_log import AuditOutput, read_audit_log
+from afflux.lab.results.audit_log import read_audit_log
 from afflux.lab.results.finished_runs import Job
 from afflux.lab.results.run_folder import describe_setting
 from afflux.lab.runs.recorder import RecordedServer
@@ -90,7 +90,7 @@ def ready(tmp_path):
 def test_no_line_of_a_log_has_a_client_that_is_away(ready, tmp_path, selection):
     config = replace(SMALL, availability=f"devices:file={ready}", dropout="rates:never=.1:upload=.1:late=.2")
     config = replace(config, timeout=45.0, delays="fadas-mild", selection=selection)
-    run(RULE, 3, config, output=AuditOutput(tmp_path))
+    run(RULE, 3, config, output=tmp_path)
     log = read_audit_log(tmp_path / "fedbuff_buffer_size=3-seed3.jsonl")
     # The trace in words: virtual time 0 is 100, and all begin again at 120.
     intervals = [[(0, 3), (10, 11.5)], [(1, 19)], [(18, 20), (0, 0.5)]]
@@ -282,11 +282,11 @@ def test_a_law_of_the_user(laws, tmp_path):
     config = replace(SMALL, selection=f"{laws}:law:shift=2", availability="diurnal:period=20:share=0.6")
     config = replace(config, delays="fadas-mild", arrivals=24)
     (tmp_path / "whole").mkdir()
-    whole = run(RULE, 5, config, output=AuditOutput(tmp_path / "whole"))
+    whole = run(RULE, 5, config, output=tmp_path / "whole")
     log = read_audit_log(tmp_path / "whole" / "fedbuff_buffer_size=3-seed5.jsonl")
     assert log.header.code.keys() == {"selection"}
-    output, store = AuditOutput(tmp_path / "run" / "audit"), tmp_path / "store"
-    output.folder.mkdir(parents=True)
+    output, store = tmp_path / "run" / "audit", tmp_path / "store"
+    output.mkdir(parents=True)
 
     def stop(count, progress):
         if progress.arrivals == count:
@@ -303,7 +303,7 @@ def test_a_law_of_the_user(laws, tmp_path):
     result = resume(paused)
     assert result.digest == whole.digest
     name = "fedbuff_buffer_size=3-seed5.jsonl"
-    assert (output.folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert (output / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ EVERYTHING |= {"selection": OORT, "concurrency": "4:6@10", "delays": "fadas-mild
 def test_the_log_has_its_fields_only_where_they_are_used(tmp_path):
     for folder, settings in (("plain", {}), ("all", EVERYTHING)):
         (tmp_path / folder).mkdir()
-        run(RULE, 0, replace(SMALL, **settings), output=AuditOutput(tmp_path / folder))
+        run(RULE, 0, replace(SMALL, **settings), output=tmp_path / folder)
     plain, everything = (
         [json.loads(line) for line in next((tmp_path / folder).glob("*.jsonl")).read_text().splitlines()]
         for folder in ("plain", "all")
@@ -344,9 +344,9 @@ def test_the_log_has_its_fields_only_where_they_are_used(tmp_path):
 
 def test_a_run_that_is_killed_before_its_first_arrival_keeps_its_dropouts(tmp_path, monkeypatch):
     config = replace(SMALL, dropout="rates:upload=.7", timeout=3.0, arrivals=6)
-    outputs = [AuditOutput(tmp_path / name / "audit") for name in ("whole", "killed")]
+    outputs = [tmp_path / name / "audit" for name in ("whole", "killed")]
     for output in outputs:
-        output.folder.mkdir(parents=True)
+        output.mkdir(parents=True)
     whole = run(RULE, 1, config, output=outputs[0])
     add_event, events = RecordedServer.add_event, []
 
@@ -362,7 +362,7 @@ def test_a_run_that_is_killed_before_its_first_arrival_keeps_its_dropouts(tmp_pa
     assert any(isinstance(event, Dropout) for event in events[:-1])
     result = resume(paused_run(tmp_path / "store"))
     assert result.decisions == whole.decisions
-    assert len({next(output.folder.glob("*.jsonl")).read_bytes() for output in outputs}) == 1
+    assert len({next(output.glob("*.jsonl")).read_bytes() for output in outputs}) == 1
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_on_the_command_line():
 def test_tables_say_that_each_rule_has_its_own_dispatches(tmp_path):
     config = replace(SMALL, **EVERYTHING)
     specs = [RULE, parse_rule("fedasync")]
-    results = [run(spec, 0, config, output=AuditOutput(tmp_path)) for spec in specs]
+    results = [run(spec, 0, config, output=tmp_path) for spec in specs]
     text = describe_setting(config, results)
     assert "oort_selection.py:oort, availability diurnal:period=30:share=0.5, dropout rates:never=0.1:late=0.2" in text
     assert text.endswith(", 1 seed, each rule with dispatches of its own")

@@ -7,7 +7,7 @@ import msgspec
 
 import own_tasks
 from afflux.lab import Simulation
-from afflux.lab.results.audit_log import AuditOutput, Header
+from afflux.lab.results.audit_log import Header
 from afflux.lab.results.finished_runs import Job
 from afflux.lab.runs.run_checkpoint import CHECKPOINT_SECONDS, InterruptedRun, StoredRun
 from afflux.lab.runs.simulation import simulate
@@ -60,7 +60,7 @@ def paused_run(store, folder=None):
     header = msgspec.convert(notes["header"], Header)
     options = parse_rule(RuleSpec(header.rule, tuple(header.options.items())).text).options
     job = Job(RuleSpec(header.rule, options, header.label), header.seed)
-    output = AuditOutput(Path(notes["audit"]) if folder is None else folder / "audit", notes["save_every"])
+    output = Path(notes["audit"]) if folder is None else folder / "audit"
     return InterruptedRun(store, output, job, header.settings(store))
 
 
@@ -72,6 +72,6 @@ def resume(interrupted, progress=None, seconds=CHECKPOINT_SECONDS, task=None, wo
 
 def audit_folder(folder):
     """The output of runs into a run folder."""
-    output = AuditOutput(folder / "audit")
-    output.folder.mkdir()
+    output = folder / "audit"
+    output.mkdir()
     return output

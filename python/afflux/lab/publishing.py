@@ -13,7 +13,6 @@ from typing import Any
 
 from afflux.lab.outcomes import Outcome, load_outcomes
 from afflux.lab.results.audit_log import FOLDER as AUDIT
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.curves import COLOURS, curve
 from afflux.lab.results.finished_runs import FILE, FinishedRuns, Job, all_lines, line_key, lines_of_jobs
 from afflux.lab.results.run_folder import create_run_folder, locked, remove_run_files
@@ -89,7 +88,7 @@ def measure(
         if run_folder:
             _remove_other_runs(path, jobs)
             with suppress(TrainingError):  # no run has a result
-                run_in_folder(jobs, config, AuditOutput(path.parent / AUDIT), **options)
+                run_in_folder(jobs, config, path.parent / AUDIT, **options)
         else:
             inputs = inputs_of_jobs(jobs, config, task)
             ended: dict[int, Any] = {index: [one] for index, one in load_outcomes(path, jobs, inputs).items()}

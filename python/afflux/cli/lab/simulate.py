@@ -72,8 +72,6 @@ RULE = "The rule; options follow it after colons: mf_ca2fl:bits=2:server_lr=1."
 STORE = "New folder in which the server is kept: the same command continues an interrupted run, bit for bit."
 CHECKPOINT_EVERY = "With --store: seconds between two checkpoints; 0: after every event. Also on Ctrl-C and SIGTERM."
 
-SAVE_EVERY = "If not 0: save the model after each so many arrivals in models/ of the run folder, and at the end."
-SaveEvery = Annotated[int, typer.Option(min=0, help=SAVE_EVERY, hidden=True)]
 GRID = (
     "NAME=VALUE,VALUE,...: a setting such as client_lr, an option of the rules that have it such as server_lr, or "
     "RULE.NAME, which replaces NAME for this rule; repeatable. Each rule is run with all combinations and the first "
@@ -142,7 +140,6 @@ def compare(
     workers: TrainingWorkers = 1,
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
-    save_every: SaveEvery = 0,
     grid: Annotated[list[str] | None, typer.Option(help=GRID)] = None,
     trials: Annotated[int, typer.Option(min=0, help=TRIALS)] = 0,
     out: OutFolder = None,
@@ -154,8 +151,8 @@ def compare(
     specs = parse_rules(chosen or DEFAULT_RULES, buffer_size=buffer_size, server_lr=server_lr)
     config = settings_for_task(context, config, specs)
     if grid:
-        if paired or save_every:
-            raise ConfigError("--grid makes runs of its own, without --paired and --save-every")
+        if paired:
+            raise ConfigError("--grid makes runs of its own, without --paired")
         from afflux.cli.lab.terminal import show_progress
         from afflux.lab.grid import command, grid_page, parse_grid, run_grid
         from afflux.lab.publishing import publish
@@ -177,7 +174,7 @@ def compare(
         raise ConfigError("--trials is the number of settings of a grid; give --grid")
     from afflux.lab.runs.compare import default_processes
 
-    options = {"processes": jobs or default_processes(workers), "workers": workers, "save_every": save_every}
+    options = {"processes": jobs or default_processes(workers), "workers": workers}
     print_results(*make_runs(specs, parse_seeds(seeds), config, out, paired=paired, **options))
 
 
@@ -191,7 +188,6 @@ def run(
     buffer_size: BufferSize = None,
     server_lr: ServerLr = None,
     workers: TrainingWorkers = 1,
-    save_every: SaveEvery = 0,
     store: Annotated[Path | None, typer.Option(help=STORE)] = None,
     checkpoint_every: Annotated[float, typer.Option(min=0, help=CHECKPOINT_EVERY, hidden=True)] = 10.0,
     out: OutFolder = None,
@@ -208,6 +204,6 @@ def run(
         raise ConfigError("--store needs --out, the run folder in which the same command continues")
     specs = parse_rules(rules, buffer_size=buffer_size, server_lr=server_lr)
     config = settings_for_task(context, config, specs)
-    options: dict[str, Any] = {"workers": workers, "store": store, "save_every": save_every}
+    options: dict[str, Any] = {"workers": workers, "store": store}
     options["checkpoint_every"] = checkpoint_every
     print_results(*make_runs(specs, [seed], config, out, **options))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import reduce
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 from msgspec import Meta
@@ -156,13 +156,6 @@ class AuditLog:
     rounds: tuple[RoundLine, ...]
     end: EndLine | None  #: None: the run was interrupted
     dropouts: tuple[DropoutLine, ...] = ()
-
-
-class AuditOutput(NamedTuple):
-    """The output of a run: where the audit log is written, and what else."""
-
-    folder: Path  #: must exist
-    save_every: int = 0  #: arrivals between two models that are saved; 0: only the last one
 
 
 def file_stem(label: str, seed: int) -> str:

@@ -303,10 +303,10 @@ class ResultFacts(msgspec.Struct, frozen=True):
     sent_bytes: tuple[tuple[Count, Count], ...] = ()
 
 
-def result_facts(more: Mapping[str, Any], index: int, result: RunResult | None) -> dict[str, Any]:
-    """Return what `read_line` reads beside the outcome, and `more`; see `FinishedRuns`."""
+def result_facts(index: int, result: RunResult | None) -> dict[str, Any]:
+    """Return what `read_line` reads beside the outcome; see `FinishedRuns`."""
     names = ResultFacts.__struct_fields__
-    return {**more} | ({} if result is None else {"result": {name: getattr(result, name) for name in names}})
+    return {} if result is None else {"result": {name: getattr(result, name) for name in names}}
 
 
 def read_line(folder: Path, line: Mapping[str, Any]) -> Runs:

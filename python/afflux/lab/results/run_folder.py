@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
-from functools import partial
 from hashlib import file_digest
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from afflux.lab.results.audit_log import FOLDER, AuditOutput, encode_json, file_stem
+from afflux.lab.results.audit_log import FOLDER, encode_json, file_stem
 from afflux.lab.results.finished_runs import (
     AGAIN,
     FILE,
@@ -78,7 +77,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def open_run_folder(
-    jobs: Sequence[Job], config: SimConfig, output: AuditOutput, resumes: bool = False
+    jobs: Sequence[Job], config: SimConfig, output: Path, resumes: bool = False
 ) -> Iterator[FinishedRuns]:
     """Open a run folder for a block that makes runs, and writes the results.
 
@@ -88,8 +87,8 @@ def open_run_folder(
     Args:
         jobs: the runs, with their settings.
         config: the settings for tables.
-        output: what the runs write; the run folder around it is new or empty, or that of a command which had no other
-            runs than `jobs`, however it has ended.
+        output: the folder of the logs; the run folder around it is new or empty, or that of a command which had no
+            other runs than `jobs`, however it has ended.
         resumes: whether the single run continues its files.
 
     Yields:
@@ -99,16 +98,16 @@ def open_run_folder(
         ConfigError: see `create_run_folder`; or another command writes to the folder, or it has other runs.
         MissingExtraError: a package that writes the results is not installed.
     """
-    folder = output.folder.parent
+    folder = output.parent
     if resumes:
         folder.mkdir(parents=True, exist_ok=True)
     elif not _is_run_folder(folder):
         create_run_folder(folder)
     with locked(folder):
-        record = _continued(folder, jobs, output, resumes)
+        record = _continued(folder, jobs, resumes)
         if not resumes:
             remove_run_files(folder, [job for index, job in enumerate(jobs) if index not in record])
-        output.folder.mkdir(exist_ok=True)
+        output.mkdir(exist_ok=True)
         record.open_runs()
         try:
             yield record
@@ -131,20 +130,19 @@ def _is_run_folder(folder: Path) -> bool:
     return all(path.name in places[path.is_dir()] and not path.is_symlink() for path in folder.iterdir())
 
 
-def _continued(folder: Path, jobs: Sequence[Job], output: AuditOutput, resumes: bool) -> FinishedRuns:
+def _continued(folder: Path, jobs: Sequence[Job], resumes: bool) -> FinishedRuns:
     """Return the finished runs of a folder; raise ConfigError if it has runs of another command."""
-    path, more = folder / FILE, {"save_every": output.save_every}
+    path = folder / FILE
     lines = all_lines([path])
-    more_facts = partial(result_facts, {"output": more})
     if resumes:  # the store has the command
-        return FinishedRuns(path, jobs, more=more_facts)
+        return FinishedRuns(path, jobs, more=result_facts)
     own = {line_key(line) for line in lines_of_jobs(lines, jobs, finished=False).values()}
-    if any(line_key(line) not in own or line.get("output", {}) | more != line.get("output") for line in lines):
+    if any(line_key(line) not in own for line in lines):
         what = "the runs of another command, or of files that have changed"
         raise ConfigError(f"{folder} holds {what}; choose another --out")
     finished = lines_of_jobs(lines, jobs)
     ended = {index: read_line(folder, line) for index, line in finished.items()}
-    record = FinishedRuns(path, jobs, more=more_facts, ended=ended)
+    record = FinishedRuns(path, jobs, more=result_facts, ended=ended)
     record.lines = finished
     return record
 

@@ -9,12 +9,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from afflux.lab import interrupts
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import ERRORS, INTERRUPTED, FailedRun, Job, Runs, split_runs
 from afflux.lab.results.run_history import JobProgress, OnEvaluation, RunProgress, TrackedRun
 from afflux.lab.results.run_result import RunResult
@@ -85,7 +85,7 @@ def compare(
     *,
     processes: int = 1,
     watch: JobProgress | None = None,
-    output: AuditOutput | None = None,
+    output: Path | None = None,
     finished: dict[int, Runs] | None = None,
     task: Task | None = None,
     workers: Workers = 1,
@@ -235,7 +235,7 @@ def _begin(shared: Any, task: bytes, workers: Workers, evaluations: Any) -> None
     _shared, _task, _pool, _evaluations = shared, pickle.loads(task), WorkerPool(workers), evaluations
 
 
-def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: AuditOutput | None) -> list[RunResult]:
+def _run_job_in_worker(index: int, job: Job, config: SimConfig, output: Path | None) -> list[RunResult]:
     rows = np.frombuffer(_shared, FACTS)
 
     def progress(run: RunProgress) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from afflux.arrays.roles import Roles
 from afflux.lab.results import audit_log, run_folder
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import Job, Runs, check_inputs
 from afflux.lab.results.run_history import JobProgress, OnEvaluation
 from afflux.lab.results.run_result import buffers_text
@@ -25,7 +24,7 @@ from afflux.lab.tasks.ignored_settings import (
 )
 from afflux.lab.tasks.registry import build_task
 from afflux.ops.errors import ConfigError
-from afflux.ops.validation import as_int, brief, integer, known
+from afflux.ops.validation import as_int, brief, known
 from afflux.rules import RULES
 from afflux.rules.rule import Rule
 from afflux.rules.specs import RuleSpec, parse_rule, read_rules, rule_parameters
@@ -298,7 +297,6 @@ class Simulation:
         out: Path | str | None = None,
         store: Path | str | None = None,
         checkpoint_every: float = CHECKPOINT_SECONDS,
-        save_every: int = 0,
         watch: JobProgress | None = None,
         on_evaluation: OnEvaluation | None = None,
     ) -> SimulationResults:
@@ -320,7 +318,6 @@ class Simulation:
                 continue the run after an interruption, to the bits and files of a run without one. Needs `out`.
             checkpoint_every: seconds between two checkpoints in the store; 0: after every event. Ctrl-C and SIGTERM
                 make one, too.
-            save_every: if not 0: the model is saved after each so many arrivals, and at the end.
             watch: called with (index of the run, its progress); may raise an exception to stop.
             on_evaluation: called with (`TrackedRun`, dict of numbers) in this process, after each evaluation but the
                 first one, of the initial params: the number of arrivals, those of the evaluation, and the means of
@@ -336,19 +333,17 @@ class Simulation:
                 (DivergedError).
             MissingExtraError: a package is not installed.
         """
-        save_every = integer(0)("run", "save_every", save_every)
         _warn_of_buffer_sizes(self.jobs)
         options: dict[str, Any] = {"processes": processes, "workers": workers, "watch": watch}
         options["on_evaluation"] = on_evaluation
         if out is None:
-            for name, value in {"store": store, "save_every": save_every}.items():
-                if value not in (0, None):
-                    raise ConfigError(f"{name} needs out=, a folder")
+            if store is not None:
+                raise ConfigError("store needs out=, a folder")
             finished: dict[int, Runs] = {}
             compare(self.jobs, self.config, task=self.task, finished=finished, **options)
             return SimulationResults.of_runs(finished, self.config)
         require(*run_folder.PACKAGES)
-        output = AuditOutput(Path(out) / audit_log.FOLDER, save_every)
+        output = Path(out) / audit_log.FOLDER
         if store is not None:
             if len(self.jobs) != 1 or self.jobs[0].followers:
                 raise ConfigError("a store is for one rule and one seed")
@@ -364,7 +359,7 @@ class Simulation:
 def run_in_folder(
     jobs: Sequence[Job],
     config: SimConfig,
-    output: AuditOutput,
+    output: Path,
     task: Task | None = None,
     *,
     store: StoredRun | None = None,
@@ -375,7 +370,7 @@ def run_in_folder(
     Args:
         jobs: all runs of the folder.
         config: settings of the jobs that have no settings, and those for tables.
-        output: what the runs write, and the folder of their logs in the run folder.
+        output: the folder of their logs in the run folder.
         task: the task of the clients; default the task in the settings.
         store: of the server of a single job.
         options: of `compare`.
@@ -387,7 +382,7 @@ def run_in_folder(
         ConfigError: see `run_folder.open_run_folder`; or a finished run had other inputs.
         TrainingError: no run has a result.
     """
-    folder, jobs = output.folder.parent, [job._replace(config=job.config or config) for job in jobs]
+    folder, jobs = output.parent, [job._replace(config=job.config or config) for job in jobs]
     resumes = store is not None and store.interrupted is not None
     with run_folder.open_run_folder(jobs, config, output, resumes) as finished:
         if ended := finished.lines:

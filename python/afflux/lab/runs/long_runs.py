@@ -2,9 +2,10 @@
 
 import logging
 import shutil
+from pathlib import Path
 from typing import Any
 
-from afflux.lab.results.audit_log import FOLDER, AuditOutput
+from afflux.lab.results.audit_log import FOLDER
 from afflux.lab.results.finished_runs import UNUSABLE, Job
 from afflux.lab.results.run_history import Progress, RunProgress
 from afflux.lab.results.run_result import RunResult
@@ -39,7 +40,7 @@ def simulate_long(job: Job, config: SimConfig, progress: Progress | None, **opti
     assert folder is not None
     assert not job.followers
     assert options.get("output") is options.get("store") is None
-    store, output = folder / "store", AuditOutput(folder / FOLDER)
+    store, output = folder / "store", folder / FOLDER
 
     def watched(run: RunProgress) -> None:
         nonlocal moves
@@ -47,7 +48,7 @@ def simulate_long(job: Job, config: SimConfig, progress: Progress | None, **opti
         if progress is not None:
             progress(run)
 
-    def make(output: AuditOutput | None, stored: StoredRun | None) -> list[RunResult]:
+    def make(output: Path | None, stored: StoredRun | None) -> list[RunResult]:
         written: dict[str, Any] = {"progress": watched, "output": output, "store": stored}
         return simulate([job.spec], job.seed, config, **options | written)
 
@@ -55,7 +56,7 @@ def simulate_long(job: Job, config: SimConfig, progress: Progress | None, **opti
         continues = store.exists()
         try:
             interrupted = InterruptedRun(store, output, job, config) if continues else None
-            output.folder.mkdir(parents=True, exist_ok=True)
+            output.mkdir(parents=True, exist_ok=True)
             return make(output, StoredRun(store, CHECKPOINT_SECONDS, interrupted))
         except (ConfigError, StoreError) as error:
             if moves or not (continues or isinstance(error, StoreError)):

@@ -15,7 +15,6 @@ from msgspec import Meta
 
 from afflux.lab import interrupts
 from afflux.lab.results import audit_log
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import FILE, Job, refuse_other_inputs
 from afflux.lab.results.run_folder import RUN_ID
 from afflux.lab.results.run_history import LOST, RunHistory
@@ -53,7 +52,7 @@ class CheckpointNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arrays: Annotated[str, Meta(pattern=r"^clients-[0-9]{1,19}\.npz\Z")] | None
     history: RunHistory
     run_id: RunId
-    save_every: Count = 0
+    save_every: Count = 0  #: of an older afflux
     tensorboard: bool = False  #: of an older afflux
 
     def check(self) -> None:
@@ -75,12 +74,12 @@ class CheckpointNotes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class InterruptedRun:
     """A run as of the last checkpoint in its store."""
 
-    def __init__(self, path: Path, output: AuditOutput, job: Job, config: SimConfig) -> None:
+    def __init__(self, path: Path, output: Path, job: Job, config: SimConfig) -> None:
         """Read the last checkpoint in a store; write nothing.
 
         Args:
             path: the store.
-            output: what the run writes, and the folder of its log, which may have moved.
+            output: the folder of its log, which may have moved.
             job: the rule and the seed with which the caller continues the run.
             config: its settings.
 
@@ -113,7 +112,7 @@ class InterruptedRun:
             raise ConfigError(f"{path} holds a run with another {', '.join(names)}: only the same command continues it")
         self.path, self.notes, self.output, self.config, self.spec = path, checkpoint, output, config, job.spec
         #: Its audit log.
-        self.log = output.folder / f"{audit_log.file_stem(self.spec.label, header.seed)}.jsonl"
+        self.log = output / f"{audit_log.file_stem(self.spec.label, header.seed)}.jsonl"
         self._check_run_id()
         self.check_run_folder()
 
@@ -132,24 +131,24 @@ class InterruptedRun:
         if self.arrivals and not os.path.isfile(self.log):
             why = f"a run is resumed in its run folder, which was {Path(self.notes.audit).parent}"
             raise ConfigError(f"there is no {self.log}: {why}; give --out if it has moved")
-        if read_run_id(self.output.folder) not in (None, self.notes.run_id):
-            folder = self.output.folder.parent
+        if read_run_id(self.output) not in (None, self.notes.run_id):
+            folder = self.output.parent
             raise ConfigError(f"{folder} is the folder of another run than that of {self.path}; choose another --out")
 
     def check_run_folder(self) -> None:
         """Raise ConfigError if the run folder holds files of anything but this run: the run would overwrite them."""
-        folder = self.output.folder.parent
+        folder = self.output.parent
         if not self.log.is_file():  # before the first arrival
             store = self.path.resolve()
-            audit = self.output.folder.resolve()
+            audit = self.output.resolve()
             run_paths = {store, *store.parents, audit, audit / RUN_ID}
             run_paths |= {audit.parent / FILE, audit.parent / LOCK}
-            found = (*folder.glob("*"), *self.output.folder.glob("*"))
+            found = (*folder.glob("*"), *self.output.glob("*"))
             if folder.is_file() or any(path.resolve() not in run_paths for path in found):
                 raise ConfigError(f"{folder} holds other things than the run of {self.path}; choose another --out")
             return
-        if others := sorted(log.name for log in self.output.folder.glob("*.jsonl") if log != self.log):
-            raise ConfigError(f"{self.output.folder} holds other runs' logs: {', '.join(others)}; choose another --out")
+        if others := sorted(log.name for log in self.output.glob("*.jsonl") if log != self.log):
+            raise ConfigError(f"{self.output} holds other runs' logs: {', '.join(others)}; choose another --out")
         try:
             content = self.log.read_bytes()
         except OSError as error:
@@ -236,15 +235,15 @@ class StoredRun:
             self.interrupted.check_server(server)
         return server
 
-    def begin(self, loop: EventLoop, leader: RecordedServer, output: AuditOutput, start: float) -> None:
+    def begin(self, loop: EventLoop, leader: RecordedServer, output: Path, start: float) -> None:
         """Save the first checkpoint, and write the id of the run beside its logs.
 
         `start` is what `process_time` would have been at the beginning of the run.
         """
         self._loop, self._leader, self._output, self._start = loop, leader, output, start
         self._run_id = (self.interrupted and self.interrupted.notes.run_id) or token_hex(16)
-        file = output.folder / RUN_ID
-        if read_run_id(output.folder) != self._run_id:
+        file = output / RUN_ID
+        if read_run_id(output) != self._run_id:
             with errors_of_writing(file), open(new_file(file), "w", encoding="ascii") as written:
                 written.write(self._run_id)
         self.save()
@@ -276,7 +275,7 @@ class StoredRun:
                 raise StoreError(f"[store] cannot write {new}: {error.strerror}") from None
         notes = CheckpointNotes(
             afflux_run=FORMAT,
-            audit=str(self._output.folder.resolve()),
+            audit=str(self._output.resolve()),
             header=log.header,
             log_bytes=log.size,
             log_sha256=log.digest,
@@ -285,7 +284,6 @@ class StoredRun:
             arrays=name,
             history=self._leader.history,
             run_id=self._run_id,
-            save_every=self._output.save_every,
         )
         self._leader.server.checkpoint(msgspec.to_builtins(notes), keep=self._loop.older_versions())
         for old in self.path.glob("clients-*.npz*"):
@@ -333,7 +331,7 @@ def killed_at_once(path: Path) -> str:
     return f"; if a run was killed before its first checkpoint, remove {path} and the folder of the run"
 
 
-def interrupted_run(path: Path, output: AuditOutput, job: Job, config: SimConfig) -> InterruptedRun | None:
+def interrupted_run(path: Path, output: Path, job: Job, config: SimConfig) -> InterruptedRun | None:
     """Return the run of this job in a store, which the same command continues; None: the store is free.
 
     Raises:

@@ -48,9 +48,7 @@ class RunRecord:
         self._rounds = 0
         self._fault_kind: type[TrainingError] = TrainingError
 
-    def open(
-        self, output: audit_log.AuditOutput, files: ExitStack, header: audit_log.Header | None = None, size: int = 0
-    ) -> None:
+    def open(self, output: Path, files: ExitStack, header: audit_log.Header | None = None, size: int = 0) -> None:
         """Open the files of the record; `files` closes them.
 
         Args:
@@ -60,9 +58,9 @@ class RunRecord:
             size: bytes after which the log is continued; 0: a new one.
         """
         stem = audit_log.file_stem(self.spec.label, self._setup.seed)
-        log = audit_log.AuditLogWriter(output.folder / f"{stem}.jsonl", header or self._header(), size)
+        log = audit_log.AuditLogWriter(output / f"{stem}.jsonl", header or self._header(), size)
         self.log = files.enter_context(log)
-        self._models, self._save_every = output.folder.parent / FOLDER / stem, output.save_every
+        self._model_file = output.parent / FOLDER / f"{stem}.safetensors"
 
     def add_arrival(self, pushed: PushedUpdate, place: int) -> None:
         """Add an arrival, and the rounds that it completed; `place` is the index of this server in the loop.
@@ -92,8 +90,6 @@ class RunRecord:
                 for name, value in report.metrics().items():
                     self._round_sums[name] = self._round_sums.get(name, 0.0) + value
                 self._rounds += 1
-        if log is not None and self._save_every and (pushed.number + 1) % self._save_every == 0:
-            self._save_model(f"-{pushed.number + 1}")
 
     def add_dropout(self, event: Dropout) -> None:
         """Add a dispatch whose result never arrives."""
@@ -102,13 +98,12 @@ class RunRecord:
             facts = event.client, len(self._history.staleness), event.time, event.fate, event.freed
             self.log.write(audit_log.DropoutLine(*facts))
 
-    def _save_model(self, suffix: str = "") -> Path:
+    def _save_model(self) -> Path:
         """Write the server's model into the run folder, and return the file."""
-        model, pulled, path = self._setup.model, self._server.pull(), self._models
+        model, pulled = self._setup.model, self._server.pull()
         model.load(pulled.params, pulled.buffers)
-        path = path.with_name(f"{path.name}{suffix}.safetensors")
-        write_model(path, model.module, model.layout.roles)
-        return path
+        write_model(self._model_file, model.module, model.layout.roles)
+        return self._model_file
 
     def take_round_means(self) -> dict[str, float]:
         """Return the means of `Report.metrics` over the rounds since the last call: many runs have a round an arrival.

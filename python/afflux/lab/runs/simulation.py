@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from time import process_time
 
 from afflux.lab import interrupts
-from afflux.lab.results.audit_log import AuditOutput
 from afflux.lab.results.finished_runs import Job
 from afflux.lab.results.run_folder import remove_run_files
 from afflux.lab.results.run_history import OnEvaluation, Progress
@@ -28,7 +28,7 @@ def simulate(
     seed: int,
     config: SimConfig,
     progress: Progress | None = None,
-    output: AuditOutput | None = None,
+    output: Path | None = None,
     task: Task | None = None,
     pool: WorkerPool | None = None,
     store: StoredRun | None = None,
@@ -92,7 +92,7 @@ def simulate(
             loop.restore(begun.notes.stream, begun.read_arrays(), versions)
             header, size = begun.header, begun.notes.log_bytes
         elif interrupted is not None:
-            remove_run_files(interrupted.output.folder.parent, [Job(specs[0], seed)])
+            remove_run_files(interrupted.output.parent, [Job(specs[0], seed)])
         if output is not None:
             for server in servers:
                 server.record.open(output, files, header, size)
