@@ -1,9 +1,9 @@
 """The commands of `python -m bench.papers`: tables, as Markdown, JSON and figures."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from math import isnan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -143,7 +143,7 @@ def mf_ca2fl(
     """Make the table of all codecs (see MF_CA2FL_HELP)."""
     with report_errors():
         numbers = parse_seeds(seeds)
-        command = {"command": "mf-ca2fl", "data": data, "seeds": numbers}
+        command = ["mf-ca2fl", data, *map(str, numbers)]
         options = {"processes": jobs, "at_most": at_most}
         _publish(out, lambda measure: table_pages.mf_ca2fl(data, numbers, measure, data_dir), command, **options)
 
@@ -159,13 +159,11 @@ def codecs(
 ) -> None:
     """Measure errors (see CODECS_HELP)."""
     with report_errors():
-        command = {"command": "codecs", "updates": updates or [], "seed": seed}
+        command = ["codecs", f"seed {seed}", *(updates or [])]
         _publish(out, lambda measure: codec_errors.make_page(updates or [], seed, data_dir), command)
 
 
-def _publish(
-    out: Path | None, make: Callable[[Measure], Page], command: Mapping[str, Any], **options: int | None
-) -> None:
+def _publish(out: Path | None, make: Callable[[Measure], Page], command: Sequence[str], **options: int | None) -> None:
     page, folder = publish(out, make, command, show=show_progress, **options)
     typer.echo(page.markdown)
     typer.echo(f"wrote {folder}/")

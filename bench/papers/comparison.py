@@ -3,16 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import inf, isnan, nan, sqrt
+from math import inf, isinf, isnan, nan, sqrt
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from afflux.lab.publishing import Page, draw_scores, markdown_table, or_none
-from afflux.lab.results.curves import COLOURS
-from afflux.lab.results.run_result import Evaluation, SeedStatistics, seed_statistics
+from afflux.lab.publishing import Page, markdown_table, or_none
+from afflux.lab.results.curves import COLOURS, curve
+from afflux.lab.results.run_result import Evaluated, Evaluation, SeedStatistics, seed_statistics
 from afflux.lab.results.statistics import t_quantile
+from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
 from bench.papers.paper_tables import Cell, Reading, Table
 
 #: A difference below this is not looked into.
@@ -214,3 +216,48 @@ def draw_rows(names: Sequence[str], marks: Callable[[Any], None], what: str, tit
     axes.legend(loc="best", frameon=False, fontsize=8)
     axes.set_title(title, fontsize=9)
     figure.savefig(path, dpi=150)
+
+
+def draw_scores(
+    panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[Evaluated]]]]],
+    path: Path,
+    metric: Metric = CLASSIFICATION[0],
+    points: Mapping[str, Sequence[tuple[float, float]]] = MappingProxyType({}),
+) -> None:
+    """Write a PNG with the score over the arrivals, one panel beside the other.
+
+    Args:
+        panels: the title of each, and its curves: a label and the runs of each seed. If there are more curves than
+            colours, the last ones are grey.
+        path: of the file.
+        metric: the score.
+        points: of a paper, for a curve by the panel's title, a comma and its label: arrivals and score. Beyond the
+            curve's end they are drawn there.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    from afflux.lab.results.figures import draw_curve, style_axes
+
+    figure = Figure(figsize=(5.5 * len(panels), 4.7), layout="constrained")
+    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        style_axes(axes)
+        for index, (label, runs) in reversed(list(enumerate(curves))):  # the first on top
+            named = index < len(COLOURS)
+            line = curve(runs, "arrivals", metric.name)
+            draw_curve(axes, line, label if named else "", index if named else None)
+            for x, y in points.get(f"{title}, {label}", ()):
+                colour = COLOURS[index].picture if named else "#bbbbbb"
+                axes.plot(min(x, line.x[0][-1]), y, "x", color=colour, markersize=8, markeredgewidth=2, clip_on=False)
+        if metric.is_share:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.set_ylim(*(None if isinf(end) else end for end in metric.bounds))
+        axes.set_xlabel("arrivals")
+        axes.set_ylabel(metric.words if metric.is_share else metric.title(), parse_math=False)
+        more = len(curves) - len(COLOURS)
+        axes.set_title(title + (f" (grey: {more} more)" if more > 0 else ""), fontsize=10)
+        handles, labels = axes.get_legend_handles_labels()
+        axes.legend(
+            handles[::-1], labels[::-1], fontsize=8, loc="upper right" if metric.lower_is_better else "lower right"
+        )
+    figure.savefig(path, dpi=120)

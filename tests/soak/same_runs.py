@@ -39,7 +39,7 @@ HERE = Path(__file__).parent
 LEFT_OUT = ("afflux", "code", "device")  #: of the header of a log
 OUTPUT = "output.txt"  #: of the last program of a side
 #: Files that BASE may not have, or that come from others.
-FILES_LEFT_OUT = ("run_id.txt", "bytes.csv", "targets.csv", "sensitivity.png", "grid.md")
+FILES_LEFT_OUT = ("run_id.txt", "bytes.csv", "targets.csv", "sensitivity.png", "grid.md", "grid.png", "command.json")
 STATES = "states.txt"  #: see `same_runs_task.evaluate`
 ENGINE = ("engine", "csrc", "CMakeLists.txt")
 

@@ -6,7 +6,6 @@ Each rule's best setting on a validation part is run with all seeds on the test 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from math import inf, isnan, nan
 from pathlib import Path
@@ -18,14 +17,12 @@ from afflux.lab.outcomes import Outcome
 from afflux.lab.publishing import (
     Measure,
     Page,
-    draw_scores,
     final_score,
     markdown_table,
-    measure,
     or_none,
     publish,
 )
-from afflux.lab.results.finished_runs import Job
+from afflux.lab.results.finished_runs import Job, key_of
 from afflux.lab.results.run_result import Evaluated, Evaluation, SeedStatistics
 from afflux.lab.runs.library import Simulation
 from afflux.lab.runs.workers import Workers
@@ -273,7 +270,7 @@ def tune(
         trials: if not 0, the number of settings of each rule, drawn at random by the first seed: a value of a sequence
             with equal chances, a float of a range with LOW > 0 log-uniformly, any other number of a range uniformly.
             All rules have the same draws. More trials continue fewer.
-        out: a folder for grid.md, grid.json, grid.png, the finished runs and the run folder of the test part, test/;
+        out: a folder for grid.md, grid.json, the finished runs and the run folder of the test part, test/;
             default: nothing is written. If the folder holds finished runs of the same grid, these are not made again.
             Another model or other data are an error.
             A change of the simulation's functions, or of the data that a function `clients` returns, is not noticed:
@@ -304,16 +301,29 @@ def tune(
     seeds = list(dict.fromkeys(job.seed for job in simulation.jobs))
     options: dict[str, Any] = {"processes": processes, "workers": workers, "task": simulation.task}
 
-    def make(run: Measure) -> Page:
-        return grid_page(run_grid(specs, axes, seeds, simulation.config, run, trials))
-
-    if out is not None:
-        page, _ = publish(Path(out), make, command(specs, axes, seeds, simulation.config, trials), **options)
-    else:
-        with TemporaryDirectory() as folder:
-            page = make(lambda jobs, **_: measure(jobs, Path(folder), **options))
+    with TemporaryDirectory() as folder:
+        page, _ = publish_grid(Path(out or folder), specs, axes, seeds, simulation.config, trials, **options)
     assert isinstance(page.results, TuningResults)
     return page.results
+
+
+def publish_grid(
+    out: Path | None,
+    specs: Sequence[RuleSpec],
+    axes: Axes,
+    seeds: Sequence[int],
+    config: SimConfig,
+    trials: int,
+    **options: Any,
+) -> tuple[Page, Path]:
+    """Write the page of a grid into a folder, and return both; see `publish` and `run_grid`."""
+    grid = points(specs, axes, config, trials, seeds[0])
+    keys = [key_of(Job(point.spec, seeds[0], config=point.config), code=False) for point in grid]
+
+    def make(run: Measure) -> Page:
+        return grid_page(run_grid(specs, axes, seeds, config, run, trials))
+
+    return publish(out, make, [*keys, *(f"seed {seed}" for seed in seeds)], **options)
 
 
 def run_grid(
@@ -386,7 +396,7 @@ def _asfinite(trial: Trial, name: str) -> float | None:
 
 
 def grid_page(results: TuningResults) -> Page:
-    """Return the page: the table of the grid, that of the best settings, and a figure with the curves of both."""
+    """Return the page: the table of the grid, and that of the best settings."""
     metric = results.metric
     content = {
         "part": "validation",
@@ -407,50 +417,7 @@ def grid_page(results: TuningResults) -> Page:
             for one in results.best
         ],
     }
-    return Page("grid", str(results), content, partial(draw_grid, results), results)
-
-
-def draw_grid(results: TuningResults, path: Path) -> None:
-    """Write a PNG: for each rule the curves of its settings on the validation part; then the best on the test part."""
-    metric = results.metric
-    panels: list[tuple[str, list[tuple[str, Sequence[Evaluated]]]]] = []
-    for one in results.best:
-        own = [trial for trial in results.trials if trial.rule == one.trial.rule and trial.evaluations]
-        own.sort(key=lambda trial: trial.score, reverse=not metric.lower_is_better)
-        labels = (", ".join(f"{name}={value}" for name, value in trial.chosen.items()) for trial in own)
-        panels.append(
-            (f"{one.trial.rule}: validation", [(text, [trial]) for text, trial in zip(labels, own, strict=True)])
-        )
-    tested = [(one.trial.rule, [run for run in one.runs if run.evaluations]) for one in results.best]
-    panels.append(("best settings: test", [(rule, runs) for rule, runs in tested if runs]))
-    draw_scores(panels, path, metric)
-
-
-def command(
-    specs: Sequence[RuleSpec], axes: Axes, seeds: Sequence[int], config: SimConfig, trials: int = 0
-) -> dict[str, Any]:
-    """Return all that the page of a grid depends on, except the folder of the data and the user's files; for `publish`.
-
-    Raises:
-        ConfigError: an impossible grid.
-    """
-    points(specs, axes, config, trials, seeds[0])
-    values = {name: [",".join(texts)] if trials else list(texts) for name, texts in axes.items()}
-    settings = config.recorded()
-    settings.pop("data_dir", None)
-    own = [(spec.label, _targets(specs, spec, axes)) for spec in specs]
-    return {
-        "command": "grid",
-        "rules": [{"label": spec.identity, "options": spec.plain_options()} for spec in specs],
-        # Lists of lists: a later command may have more rules and values, but no other names for the same rule.
-        "grid": {
-            "names": [[label, sorted(names)] for label, names in own],
-            "values": [[label, name, value] for label, names in own for name in names for value in values[name]],
-        }
-        | ({"trials": list(range(trials))} if trials else {}),
-        "seeds": {"tuning": seeds[0], "test": list(seeds)},
-        "settings": settings,
-    }
+    return Page("grid", str(results), content, results=results)
 
 
 def _markdown(results: TuningResults) -> str:

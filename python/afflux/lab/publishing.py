@@ -1,23 +1,20 @@
 """Shared by all reproductions: many runs with one progress bar, resumed after an interrupt, and a folder of results."""
 
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from math import isinf, isnan
+from math import isnan
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from afflux.lab.outcomes import Outcome, load_outcomes
 from afflux.lab.results.audit_log import FOLDER as AUDIT
-from afflux.lab.results.curves import COLOURS, curve
 from afflux.lab.results.finished_runs import FILE, FinishedRuns, Job, all_lines, line_key, lines_of_jobs
 from afflux.lab.results.run_folder import create_run_folder, locked, remove_run_files
 from afflux.lab.results.run_history import JobProgress
-from afflux.lab.results.run_result import Evaluated, SeedStatistics, seed_statistics
+from afflux.lab.results.run_result import SeedStatistics, seed_statistics
 from afflux.lab.runs.compare import compare, default_processes, inputs_of_jobs
 from afflux.lab.runs.library import run_in_folder
 from afflux.lab.runs.workers import Workers
@@ -25,7 +22,6 @@ from afflux.ops.errors import ConfigError
 from afflux.rules.specs import RuleSpec
 from afflux.sim.errors import TrainingError, errors_of_writing, require
 from afflux.sim.workload.config import SimConfig
-from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
 from afflux.sim.workload.task import Task
 
 
@@ -40,7 +36,7 @@ class Page:
     results: object = None  #: what the page shows, for callers in Python
 
 
-#: File of a folder with the arguments of the command that has made its page.
+#: File of a folder with the parts of the command that has made its page.
 COMMAND = "command.json"
 
 #: Called with the titles of runs and the most arrivals of one: a block in which `compare` calls what it yields.
@@ -125,17 +121,17 @@ def write_page(page: Page, folder: Path) -> None:
 
 
 def publish(
-    out: Path | None, make: Callable[[Measure], Page], command: Mapping[str, Any], **options: Any
+    out: Path | None, make: Callable[[Measure], Page], command: Sequence[str], **options: Any
 ) -> tuple[Page, Path]:
     """Write the page that `make` returns into a folder.
 
-    After an error an empty folder is removed; a folder with finished runs is named on standard error.
+    After an error an empty folder is removed; a note of the error names a folder with finished runs.
 
     Args:
         out: a new folder, or one with finished runs of the same command, perhaps with fewer seeds or rules; default a
             new one.
         make: makes the page; called with a `Measure`.
-        command: what is made, as numbers, texts, lists and dicts: all that the page depends on.
+        command: all parts of which the page is made; a later command may have more.
         options: of `measure`.
 
     Returns:
@@ -146,54 +142,32 @@ def publish(
     """
     if out is not None and any((out / name).is_file() for name in (COMMAND, FILE)):
         folder = out
-        _refuse_other_command(folder, command)
+        _refuse_other_command(folder / COMMAND, command)
     else:
         folder = create_run_folder(out)
     try:
         with locked(folder):
             page = make(partial(measure, folder=folder, **options))
             # With the page, not before: a command that fails or is interrupted must not stop the next one.
-            (folder / COMMAND).write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
+            (folder / COMMAND).write_text(json.dumps([*command], indent=2) + "\n", encoding="utf-8")
             write_page(page, folder)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             folder.rmdir()
         if (folder / FILE).exists():
-            print(
-                f"the finished runs are in {folder}/; the same command with --out {folder} continues", file=sys.stderr
-            )
+            error.add_note(f"the finished runs are in {folder}/; the same command with --out {folder} continues")
         raise
     return page, folder
 
 
-def _refuse_other_command(folder: Path, command: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the new page would lack results of the folder's page, which the new page overwrites.
-
-    A command with more rules, values or seeds continues the earlier one.
-    """
-    path = folder / COMMAND
-    if not path.exists():  # the folder is of a version that did not write it
-        return
+def _refuse_other_command(path: Path, command: Sequence[str]) -> None:
+    """Raise ConfigError if the new page would lack results of the page of a file's command, which it overwrites."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}; choose another --out") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds no command; choose another --out")
-    wanted = json.loads(json.dumps(command))
-    if other := [name for name in {**wanted, **content} if not _extends(wanted.get(name), content.get(name))]:
-        raise ConfigError(
-            f"{folder} holds the results of a command with other {', '.join(other)} (see {path}); choose another --out"
-        )
-
-
-def _extends(new: Any, old: Any) -> bool:
-    """Return whether `new` equals `old`, except for lists: those of `new` may hold more."""
-    if isinstance(new, dict) and isinstance(old, dict):
-        return new.keys() == old.keys() and all(_extends(new[name], old[name]) for name in old)
-    if isinstance(new, list) and isinstance(old, list):
-        return all(item in new for item in old)
-    return bool(new == old)
+    if isinstance(earlier, list) and not all(part in command for part in earlier):  # an older afflux wrote a dict
+        raise ConfigError(f"{path.parent} holds the results of another command; choose another --out")
 
 
 def or_none(value: float) -> float | None:
@@ -210,48 +184,3 @@ def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str
     """Return a Markdown table; all columns but the first are aligned to the right."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *lines)) + "\n"
-
-
-def draw_scores(
-    panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[Evaluated]]]]],
-    path: Path,
-    metric: Metric = CLASSIFICATION[0],
-    points: Mapping[str, Sequence[tuple[float, float]]] = MappingProxyType({}),
-) -> None:
-    """Write a PNG with the score over the arrivals, one panel beside the other.
-
-    Args:
-        panels: the title of each, and its curves: a label and the runs of each seed. If there are more curves than
-            colours, the last ones are grey.
-        path: of the file.
-        metric: the score.
-        points: of a paper, for a curve by the panel's title, a comma and its label: arrivals and score. Beyond the
-            curve's end they are drawn there.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-
-    from afflux.lab.results.figures import draw_curve, style_axes
-
-    figure = Figure(figsize=(5.5 * len(panels), 4.7), layout="constrained")
-    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        style_axes(axes)
-        for index, (label, runs) in reversed(list(enumerate(curves))):  # the first on top
-            named = index < len(COLOURS)
-            line = curve(runs, "arrivals", metric.name)
-            draw_curve(axes, line, label if named else "", index if named else None)
-            for x, y in points.get(f"{title}, {label}", ()):
-                colour = COLOURS[index].picture if named else "#bbbbbb"
-                axes.plot(min(x, line.x[0][-1]), y, "x", color=colour, markersize=8, markeredgewidth=2, clip_on=False)
-        if metric.is_share:
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.set_ylim(*(None if isinf(end) else end for end in metric.bounds))
-        axes.set_xlabel("arrivals")
-        axes.set_ylabel(metric.words if metric.is_share else metric.title(), parse_math=False)
-        more = len(curves) - len(COLOURS)
-        axes.set_title(title + (f" (grey: {more} more)" if more > 0 else ""), fontsize=10)
-        handles, labels = axes.get_legend_handles_labels()
-        axes.legend(
-            handles[::-1], labels[::-1], fontsize=8, loc="upper right" if metric.lower_is_better else "lower right"
-        )
-    figure.savefig(path, dpi=120)

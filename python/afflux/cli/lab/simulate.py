@@ -154,19 +154,12 @@ def compare(
         if paired:
             raise ConfigError("--grid makes runs of its own, without --paired")
         from afflux.cli.lab.terminal import show_progress
-        from afflux.lab.grid import command, grid_page, parse_grid, run_grid
-        from afflux.lab.publishing import publish
+        from afflux.lab.grid import parse_grid, publish_grid
 
         axes, numbers = parse_grid(grid), parse_seeds(seeds)
+        options: dict[str, Any] = {"processes": jobs, "workers": workers, "show": show_progress}
         with interrupts.deferred():
-            page, folder = publish(
-                out,
-                lambda measure: grid_page(run_grid(specs, axes, numbers, config, measure, trials)),
-                command(specs, axes, numbers, config, trials),
-                processes=jobs,
-                workers=workers,
-                show=show_progress,
-            )
+            page, folder = publish_grid(out, specs, axes, numbers, config, trials, **options)
         echo(page.markdown)
         echo(f"wrote {folder}/")
         return

@@ -266,9 +266,9 @@ def _identity(job: Job) -> dict[str, Any]:
     return facts | ({"code": code} if code else {})
 
 
-def key_of(job: Job) -> str:
-    """Return the `line_key` of the job's line."""
-    return line_key(_identity(job))
+def key_of(job: Job, *, code: bool = True) -> str:
+    """Return the `line_key` of the job's line; without `code` that of any text of its files."""
+    return line_key(_identity(job) | ({} if code else {"code": {}}))
 
 
 def folder_name(job: Job, machine: Mapping[str, str]) -> str:
