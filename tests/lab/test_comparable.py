@@ -45,7 +45,7 @@ def test_runs_with_other_settings_are_merged_only_if_they_may_differ(tmp_path):
     labels = [
         f"fedbuff:buffer_size=4, concurrency {at_once}, client_lr {rate}" for at_once, rate in ((6, 0.1), (3, 0.2))
     ]
-    assert [label for label, _ in both.histories] == labels
+    assert [run.spec.label for run in both] == labels
     for table in ("evaluations", "summary", "bytes"):
         frame = both.to_dataframe(table)
         assert frame.columns[:3].tolist() == ["rule", "concurrency", "client_lr"], table

@@ -310,7 +310,8 @@ def test_the_runs_of_the_test_part_are_a_run_folder(straight):
     assert rates == (best if len({*best.values()}) > 1 else dict.fromkeys(best))
     results = read_results(test)
     assert {run.spec.label: run.settings["client_lr"] for run in results} == best
-    finals = [results.of(one["label"], seed).final_score for one in content["best"] for seed in (2, 5)]
+    scores = {(run.spec.label, run.seed): run.final_score for run in results}
+    finals = [scores[one["label"], seed] for one in content["best"] for seed in (2, 5)]
     assert finals == [score for one in content["best"] for score in one["accuracies"]]
     assert (test / "models").is_dir()
 
@@ -330,7 +331,7 @@ def test_another_grid_does_not_overwrite_the_page(straight, made, tmp_path):
     out = shutil.copytree(straight.folder, tmp_path / "out")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for more, runs in (
-        (["--grid", "mu=.1"], {}),
+        (["--grid", "weight_decay=.1"], {}),
         (["--target", "0.5"], {}),
         ([], {"seeds": "2,6"}),
         ([], {"seeds": "5,2"}),  # the first one is that of the grid

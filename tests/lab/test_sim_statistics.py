@@ -15,7 +15,7 @@ from afflux.lab.results.run_result import (
     RoundTotals,
     RunResult,
     arrivals_per_client,
-    participation,
+    gini,
     summarise,
     time_statistics,
 )
@@ -133,23 +133,15 @@ def test_participation_counts_arrivals(seed):
     clients, n = chance.integers(0, 10, size=chance.integers(1, 40)) * 1000, 12
     counts = sorted([(clients == client * 1000).sum() for client in range(10)] + [0, 0])
     assert arrivals_per_client(clients, n).tolist() == counts
-    found = participation(clients, n)
-    assert (found.clients, found.least, found.most) == (np.count_nonzero(counts), counts[0], counts[-1])
-    assert found.median == np.median(counts)
-    assert found.busiest_tenth == (counts[-1] + counts[-2]) / len(clients), "a tenth of 12 clients is 2"
     # Gini's mean absolute difference over twice the mean, as exact fractions.
     differences = sum(abs(int(a) - int(b)) for a in counts for b in counts)
-    assert found.gini == float(Fraction(differences, 2 * n * len(clients)))
+    assert gini(np.array(counts)) == float(Fraction(differences, 2 * n * len(clients)))
 
 
 def test_extreme_participation():
-    assert participation(np.arange(50), 50)[:5] == (50, 1, 1.0, 1, 0.0)
-    alone = participation(np.full(9, 3), 100)
-    assert (alone.clients, alone.least, alone.most, alone.busiest_tenth) == (1, 0, 9, 1.0)
-    assert alone.gini == 99 / 100
-    nobody = participation(np.zeros(0, np.int64), 5)
-    assert nobody[:4] == (0, 0, 0.0, 0)
-    assert math.isnan(nobody.gini)
+    assert gini(arrivals_per_client(np.arange(50), 50)) == 0
+    assert gini(arrivals_per_client(np.full(9, 3), 100)) == 99 / 100
+    assert math.isnan(gini(arrivals_per_client(np.zeros(0, np.int64), 5)))
 
 
 def test_targets_are_reached_at_the_first_evaluation_that_has_them():

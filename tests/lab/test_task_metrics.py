@@ -115,7 +115,10 @@ def test_perplexity_squared_error_and_auc(tmp_path, charts):
             again = tune(own, {"client_lr": [1e-6, 0.1]}, out=tmp_path / "grid")
             assert (again.metric, str(again)) == (PERPLEXITY, str(grid))
             loaded = read_results(out)
-            assert (loaded.histories, loaded[0].metrics) == (results.histories, metrics)
+            assert ([run.evaluations for run in loaded], loaded[0].metrics) == (
+                [run.evaluations for run in results],
+                metrics,
+            )
 
 
 @pytest.mark.parametrize("metrics", [(), (AUC,), (Metric("f1", "%", range=(0.0, 100.0)),)], ids=str)

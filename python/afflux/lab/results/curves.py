@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from afflux.lab.results.run_result import Evaluated, RunResult, arrivals_per_client
+from afflux.lab.results.run_result import Evaluated, RunResult
 
 #: Ratio of the rules' numbers of rounds from which the axis of the rounds is logarithmic.
 MANY_TIMES = 3
@@ -59,11 +59,11 @@ class SharedSchedule(NamedTuple):
     runs: Sequence[RunResult]  #: of the first rule
 
 
-def schedules(groups: Mapping[str, Sequence[RunResult]], name: str) -> list[SharedSchedule]:
-    """Return the schedules of the rules by a field of their runs: `staleness` or `clients` of the arrivals."""
+def schedules(groups: Mapping[str, Sequence[RunResult]]) -> list[SharedSchedule]:
+    """Return the schedules of the rules: those whose arrivals have the same staleness share one."""
     labels: dict[tuple[bytes, ...], list[str]] = {}
     for label, runs in groups.items():
-        labels.setdefault(tuple(getattr(run, name).tobytes() for run in runs), []).append(label)
+        labels.setdefault(tuple(run.staleness.tobytes() for run in runs), []).append(label)
     rules = list(groups)
     return [
         SharedSchedule(
@@ -111,12 +111,6 @@ def staleness_bins(largest: int) -> tuple[np.ndarray, list[str]]:
     edges = [0, *(2**power for power in range(int(largest).bit_length() + 1))]
     names = [f"{low}" if high == low + 1 else f"{low}-{high - 1}" for low, high in pairwise(edges)]
     return np.array(edges), names
-
-
-def cumulated_shares(run: RunResult) -> np.ndarray:
-    """Return the share of the arrivals of the k busiest clients, k = 0, 1, ..., of a run with arrivals."""
-    counts = arrivals_per_client(run.clients, run.num_clients)[::-1]
-    return np.concatenate([[0.0], np.cumsum(counts) / max(counts.sum(), 1)])
 
 
 def staleness_shares(staleness: Sequence[np.ndarray], edges: np.ndarray) -> np.ndarray:

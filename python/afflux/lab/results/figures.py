@@ -16,8 +16,6 @@ from afflux.lab.results.curves import (
     MANY_TIMES,
     MOST_MARKERS,
     Curve,
-    SharedSchedule,
-    cumulated_shares,
     curve,
     mean_weights,
     schedules,
@@ -33,7 +31,7 @@ from afflux.sim.workload.evaluation import Metric
 
 LEGEND_COLUMNS = 4
 FORMATS = ("pdf", "png", "svg")
-PANELS = ("staleness", "participation")  #: beside those of metrics
+STALENESS = "staleness"  #: the panel beside those of metrics
 #: Fields of `Evaluation`, and titles, of the axes below curves.
 ACROSS = {
     "rounds": ("version", "rounds"),
@@ -62,7 +60,7 @@ def draw_comparison(
     suffix = path.suffix[1:].lower()
     metrics, goal = {metric.name: metric for metric in shown_metrics(results)}, shown_target(results, target)
     score = metrics["score"] = next(iter(metrics.values()))
-    kinds = [("panel", panels, (*metrics, *PANELS)), ("x", x, ACROSS), ("kind of file", (suffix,), FORMATS)]
+    kinds = [("panel", panels, (*metrics, STALENESS)), ("x", x, ACROSS), ("kind of file", (suffix,), FORMATS)]
     for what, names, choices in kinds:
         for name in names:
             known(what, name, choices)
@@ -93,7 +91,7 @@ def draw_comparison(
             if axis:
                 draw_metric(axes, metrics[panel], axis, groups, goal if metrics[panel] is score else None)
             else:
-                (draw_staleness if panel == "staleness" else draw_participation)(axes, groups)
+                draw_staleness(axes, groups)
         handles = [series_line(index) for index in range(len(groups))]
         labels = list(groups)
         if goal is not None and score in map(metrics.get, panels):
@@ -184,7 +182,10 @@ def style_axes(axes: Axes) -> None:
 def draw_staleness(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) -> None:
     """Draw the share of the arrivals by staleness."""
     edges = _staleness_axis(axes, groups)
-    for _, index, runs in _schedules(axes, groups, "staleness"):
+    lines = schedules(groups)
+    if len(lines) < len(groups):
+        axes.set_title("all rules" if len(lines) == 1 else "rules of one schedule share a line")
+    for _, index, runs in lines:
         shares = staleness_shares([run.staleness for run in runs], edges)
         axes.add_line(series_line(index, np.arange(len(shares)), shares))
     axes.autoscale_view()
@@ -214,25 +215,3 @@ def _staleness_axis(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) -> np
     axes.tick_params(axis="x", labelrotation=40)
     axes.set_xlabel("staleness (rounds)")
     return edges
-
-
-def _schedules(axes: Axes, groups: Mapping[str, Sequence[RunResult]], name: str) -> list[SharedSchedule]:
-    """Return the schedules; the title says it if rules share a line."""
-    lines = schedules(groups, name)
-    if len(lines) < len(groups):
-        axes.set_title("all rules" if len(lines) == 1 else "rules of one schedule share a line")
-    return lines
-
-
-def draw_participation(axes: Axes, groups: Mapping[str, Sequence[RunResult]]) -> None:
-    """Draw the share of the arrivals of the busiest clients, of the first seed."""
-    for _, index, runs in _schedules(axes, groups, "clients"):
-        shares = cumulated_shares(runs[0])
-        every = len(shares) // MOST_MARKERS + 1
-        axes.add_line(series_line(index, np.linspace(0, 1, len(shares)), shares, markevery=every))
-    axes.autoscale_view()
-    style_axes(axes)
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlabel("clients, busiest first")
-    axes.set_ylabel("share of the arrivals")

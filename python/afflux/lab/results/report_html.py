@@ -18,9 +18,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from afflux.lab.results.curves import COLOURS, SharedSchedule, schedules
-from afflux.lab.results.figures import draw_metric, draw_participation, draw_staleness, draw_weights, series_line
-from afflux.lab.results.run_result import RunResult, group_by_rule, seed_statistics
+from afflux.lab.results.curves import COLOURS, schedules
+from afflux.lab.results.figures import draw_metric, draw_staleness, draw_weights, series_line
+from afflux.lab.results.run_result import RunResult, group_by_rule
 from afflux.lab.results.statistics import (
     LEVEL,
     PairedDifference,
@@ -48,9 +48,7 @@ Groups = Mapping[str, Sequence[RunResult]]
 TextRows = list[list[str]]
 
 
-def render_report(
-    results: Sequence[RunResult], setting: str, target: float, configuration: Mapping[str, Any], logs: Mapping[str, str]
-) -> str:
+def render_report(results: Sequence[RunResult], setting: str, target: float, configuration: Mapping[str, Any]) -> str:
     """Return the page.
 
     Args:
@@ -58,7 +56,6 @@ def render_report(
         setting: the settings in one line.
         target: score that the settings name.
         configuration: the content of config.json.
-        logs: SHA-256 of each audit log, by file name.
     """
     groups, metric, goal = group_by_rule(results), score_of(results), shown_target(results, target)
     differences = [row for row in paired_differences(results) if row.seeds > 1]
@@ -84,12 +81,9 @@ def render_report(
         differences=_differences(differences[:MOST_PAIRS], metric),
         more_pairs=max(len(differences) - MOST_PAIRS, 0),
         staleness=_staleness(groups),
-        shared_staleness="; ".join(schedule.label for schedule in schedules(groups, "staleness")),
-        participation=[_participation(schedule) for schedule in schedules(groups, "clients")],
-        shares=_shares(groups),
+        shared_staleness="; ".join(schedule.label for schedule in schedules(groups)),
         rejections=list(_rejections(groups)),
         configuration=configuration,
-        logs=logs,
     )
 
 
@@ -164,27 +158,11 @@ def _differences(differences: Sequence[PairedDifference], metric: Metric) -> Tex
 
 
 def _staleness(groups: Groups) -> tuple[Chart, Chart]:
-    shared = {schedule.first: schedule.label for schedule in schedules(groups, "staleness")}
+    shared = {schedule.first: schedule.label for schedule in schedules(groups)}
     return (
         _chart("Staleness of the arrivals", partial(draw_staleness, groups=groups), shared),
         _chart("Weight by staleness", partial(draw_weights, groups=groups), dict(enumerate(groups))),
     )
-
-
-def _participation(schedule: SharedSchedule) -> list[str]:
-    label, _, runs = schedule
-    rows = [run.participation for run in runs]
-    cells = [label]
-    for name, digits in (("clients", 0), ("least", 0), ("median", 1), ("most", 0), ("gini", 3), ("busiest_tenth", 3)):
-        over_seeds = seed_statistics([float(getattr(row, name)) for row in rows])
-        cells.append(over_seeds.text(len(runs), digits))
-    return cells
-
-
-def _shares(groups: Groups) -> Chart:
-    shared = {schedule.first: schedule.label for schedule in schedules(groups, "clients")}
-    title = f"Share of the arrivals, seed {next(iter(groups.values()))[0].seed}"
-    return _chart(title, partial(draw_participation, groups=groups), shared)
 
 
 def _rejections(groups: Groups) -> Iterator[list[str]]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
-from hashlib import file_digest
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -232,7 +231,7 @@ def write_results(
         summary = _summary(results, config) | ({"failed": [run.facts() for run in failures]} if failures else {})
         (folder / "summary.json").write_bytes(encode_json(summary, indent=2))
         draw_comparison(results, setting, config.target, folder / "curves.png")
-        page = render_report(results, setting, config.target, configuration, _log_digests(folder, results))
+        page = render_report(results, setting, config.target, configuration)
         (folder / "report.html").write_text(page, encoding="utf-8")
 
 
@@ -252,7 +251,6 @@ def _summary(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
                 "seed": run.seed,
                 "clients_with_data": run.num_clients,
                 **run.summary(config.target),
-                "participation": run.participation._asdict(),
                 "decisions": run.decisions,
                 "rejected": run.totals.rejected,
                 "params_sha256": run.digest,
@@ -334,14 +332,3 @@ def _configuration(results: Sequence[RunResult], config: SimConfig) -> dict[str,
         "versions": package_versions() | {"python": platform.python_version()},
         "machine": platform.machine(),
     }
-
-
-def _log_digests(folder: Path, results: Sequence[RunResult]) -> dict[str, str]:
-    """Return the SHA-256 of the results' audit logs, by name."""
-    found = {}
-    for run in results:
-        path = folder / FOLDER / f"{file_stem(run.spec.label, run.seed)}.jsonl"
-        if path.is_file() and not path.is_symlink():
-            with path.open("rb") as file:
-                found[path.name] = file_digest(file, "sha256").hexdigest()
-    return found

@@ -18,7 +18,6 @@ from afflux.arrays.layout import Layout
 from afflux.lab.results.model_file import constants_sha256, load_model
 from afflux.ops.errors import ConfigError
 from afflux.rules.specs import RuleSpec
-from afflux.sim.errors import require
 from afflux.sim.workload.config import Count
 from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
 
@@ -137,17 +136,6 @@ class RoundTotals(Struct):
     bin_weights: list[float] = msgspec.field(default_factory=list)
 
 
-class ArrivalsByClient(NamedTuple):
-    """Statistics of the number of arrivals per client; clients that hold data and never arrived count as 0."""
-
-    clients: int  #: clients that arrived at least once
-    least: int
-    median: float
-    most: int
-    gini: float  #: 0: all clients arrived equally often; near 1: one client sent nearly all updates
-    busiest_tenth: float  #: share of the arrivals that the busiest tenth of the clients sent, rounded up to whole ones
-
-
 def arrivals_per_client(clients: np.ndarray, num_clients: int) -> np.ndarray:
     """Return how often each client arrived, in ascending order, int64.
 
@@ -160,26 +148,13 @@ def arrivals_per_client(clients: np.ndarray, num_clients: int) -> np.ndarray:
     return np.sort(np.concatenate([np.zeros(unseen, np.int64), counts]))
 
 
-def participation(clients: np.ndarray, num_clients: int) -> ArrivalsByClient:
-    """Return the participation of a run's clients; arguments as in `arrivals_per_client`.
+def gini(counts: np.ndarray) -> float:
+    """Return the Gini coefficient of counts c_1 <= ... <= c_n, G = sum_i (2 i - n - 1) c_i / (n sum_i c_i).
 
-    Papers on client selection print the minimum, median and maximum, beside the number of clients that took part. Their
-    usual single number for unequal participation is the Gini coefficient G = sum_i (2 i - n - 1) c_i / (n sum_i c_i),
-    with the counts c_1 <= ... <= c_n.
+    0: all clients arrived equally often; near 1: one client sent nearly all updates; nan: none arrived.
     """
-    counts = arrivals_per_client(clients, num_clients)
-    total, n = int(counts.sum()), len(counts)
-    if total == 0:
-        return ArrivalsByClient(0, 0, 0.0, 0, math.nan, math.nan)
-    ranks = 2 * np.arange(1, n + 1) - n - 1
-    return ArrivalsByClient(
-        clients=int(np.count_nonzero(counts)),
-        least=int(counts[0]),
-        median=float(np.median(counts)),
-        most=int(counts[-1]),
-        gini=int(ranks @ counts) / (n * total),
-        busiest_tenth=int(counts[-math.ceil(n / 10) :].sum()) / total,
-    )
+    n, total = len(counts), int(counts.sum())
+    return int((2 * np.arange(1, n + 1) - n - 1) @ counts) / (n * total) if total else math.nan
 
 
 def params_sha256(params: np.ndarray, dtype: str = "<f4") -> str:
@@ -273,11 +248,6 @@ class RunResult(Evaluated):
         return float(self.round_staleness.mean()) if len(self.round_staleness) else math.nan
 
     @property
-    def participation(self) -> ArrivalsByClient:
-        """The participation of the clients."""
-        return participation(self.clients, self.num_clients)
-
-    @property
     def late_evaluations(self) -> tuple[Evaluation, ...]:
         """The last tenth of the evaluations after the start, rounded up; at least two, if there are two."""
         after = self.evaluations[1:]
@@ -336,14 +306,14 @@ class RunResult(Evaluated):
 
     def summary(self, target: float) -> dict[str, float]:
         """Return the summary's numbers by name; nan where the target was not reached."""
-        hit, participation = self.first_to_reach(target), self.participation
+        hit, counts = self.first_to_reach(target), arrivals_per_client(self.clients, self.num_clients)
         sent = dict(zip(self.evaluations, map(sum, self.sent_bytes), strict=False))
         others = {
             "bytes_to_target": sent.get(hit, math.nan) if hit else math.nan,
             "rounds_to_target": hit.version if hit else math.nan,
             "time_to_target": hit.virtual_time if hit else math.nan,
-            "participating_clients": participation.clients,
-            "participation_gini": participation.gini,
+            "participating_clients": int(np.count_nonzero(counts)),
+            "participation_gini": gini(counts),
         }
         names = (*(number.name for number in NUMBERS), "server_ms", "state_bytes")
         values = {name: others[name] if name in others else getattr(self, name) for name in names}
@@ -483,24 +453,7 @@ def buffers_text(sizes: Mapping[str, int]) -> str:
     return f"M = {usual}" + (f" ({others})" if others else "")
 
 
-class Summary(dict[str, dict[str, Statistics]]):
-    """{rule: {number: statistics over seeds}}, which is printed as a table with a column for each rule."""
-
-    def __init__(self, content: Mapping[str, dict[str, Statistics]], runs: Mapping[str, int]) -> None:
-        """Hold the content; `runs` is the number of runs of each rule."""
-        super().__init__(content)
-        self._runs = dict(runs)
-
-    def __repr__(self) -> str:
-        require("pandas")
-        import pandas
-
-        rows = ((label, row, self._runs.get(label)) for label, row in self.items())
-        cells = {label: {name: value.text(runs) for name, value in row.items()} for label, row, runs in rows}
-        return str(pandas.DataFrame(cells, dtype=object).to_string(na_rep="-"))
-
-
-def summarise(results: Sequence[RunResult], target: float) -> Summary:
+def summarise(results: Sequence[RunResult], target: float) -> dict[str, dict[str, Statistics]]:
     """Return {rule: {number: statistics over seeds}}: mean and deviation (nan for one seed), of times the median."""
     horizons = {number.name: number.horizon for number in NUMBERS if number.horizon}
     table: dict[str, dict[str, Statistics]] = {}
@@ -515,4 +468,4 @@ def summarise(results: Sequence[RunResult], target: float) -> Summary:
             else:
                 mean = seed_statistics(values)
                 table[label][name] = mean if mean.seeds > 1 else mean._replace(std=math.nan)
-    return Summary(table, {label: len(runs) for label, runs in group_by_rule(results).items()})
+    return table

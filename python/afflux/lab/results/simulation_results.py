@@ -1,4 +1,4 @@
-"""The results of a simulation of several rules and seeds: histories, statistics, data frames, figure, run folder."""
+"""The results of a simulation of several rules and seeds: statistics, data frames, figure, run folder."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 from afflux.lab.results import run_folder
 from afflux.lab.results.audit_log import FOLDER, file_stem, read_audit_log
 from afflux.lab.results.finished_runs import FILE, FailedRun, Runs, all_lines, line_key, read_line, split_runs
-from afflux.lab.results.run_result import Evaluation, RunResult, Summary, summarise
+from afflux.lab.results.run_result import RunResult, Statistics, summarise
 from afflux.lab.results.statistics import (
     LEVEL,
     PairedDifference,
@@ -24,7 +24,7 @@ from afflux.sim.workload.config import OF_CLIENTS, SETTINGS, SimConfig
 
 
 class SimulationResults(tuple[RunResult, ...]):
-    """The results of all runs, seed by seed, in the order of the rules; printed as the table of `summary`."""
+    """The results of all runs, seed by seed, in the order of the rules; printed as the table of a terminal."""
 
     config: SimConfig  #: the settings of the runs
     failures: tuple[FailedRun, ...]  #: the runs without a result: one has diverged, ...
@@ -90,20 +90,8 @@ class SimulationResults(tuple[RunResult, ...]):
 
         return SimulationResults((_renamed(run, labels) for run in self), self.config, self.failures, self.varied)
 
-    def of(self, rule: str, seed: int) -> RunResult:
-        """Return the run of the rule with this label and seed; raise KeyError, which lists them, if there is none."""
-        for run in self:
-            if (run.spec.label, run.seed) == (rule, seed):
-                return run
-        raise KeyError(f"no run of {rule!r} with seed {seed!r}; there are {', '.join(map(repr, self.histories))}")
-
-    @property
-    def histories(self) -> dict[tuple[str, int], tuple[Evaluation, ...]]:
-        """The evaluations of each run, by the rule's label and seed."""
-        return {(run.spec.label, run.seed): run.evaluations for run in self}
-
-    def summary(self, target: float | None = None) -> Summary:
-        """Return {rule: {number: mean and deviation over seeds}}, a dict that is printed as a table.
+    def summary(self, target: float | None = None) -> dict[str, dict[str, Statistics]]:
+        """Return {rule: {number: mean and deviation over seeds}}.
 
         Args:
             target: score for the rounds and the time to the target; default: that of the simulation.
@@ -158,7 +146,7 @@ class SimulationResults(tuple[RunResult, ...]):
         Args:
             path: of a .pdf, .svg or .png file.
             panels: some of score (the first metric), the names of the metrics (accuracy and loss, unless the task
-                declares others), staleness and participation.
+                declares others) and staleness.
             x: below curves of metrics: rounds, time, arrivals or bytes; for several, each has its panels.
             size: width in inches, such as 3.3 for one column of a page, or width and height. Narrow panels have smaller
                 text and stand in several rows. Default: 4.5 inches for each panel.
@@ -191,7 +179,7 @@ class SimulationResults(tuple[RunResult, ...]):
         return f"SimulationResults({'; '.join(found)})"
 
     def __str__(self) -> str:
-        return str(self.summary())
+        return str(self.to_dataframe("table").set_index("rule").T.to_string())
 
 
 #: Settings that change no run: where the data are, what tables show, and the evaluations of single clients.
