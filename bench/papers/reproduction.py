@@ -26,7 +26,6 @@ from afflux.lab.results.finished_runs import (
     FinishedRuns,
     Job,
     all_lines,
-    folder_name,
     key_of,
     lines_of_jobs,
 )
@@ -41,6 +40,7 @@ from afflux.sim.errors import require
 from afflux.sim.workload.config import SimConfig
 from bench.papers.all_tables import TABLES
 from bench.papers.comparison import Line, line_of, table_page
+from bench.papers.long_runs import FinishedLongRuns, LongRun, folder_name
 from bench.papers.paper_tables import TRIALS_SEED, Cell, Search, Table
 from bench.papers.staleness_pages import PAGES
 
@@ -216,7 +216,7 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Budget, show:
     if table.long and jobs:
         device = (jobs[0].config or SimConfig()).device
         here = machine(device) if has_device(device) else {}
-        jobs = [job._replace(folder=folder / UNFINISHED / folder_name(job, here)) for job in jobs]
+        jobs = [job._replace(make=LongRun(folder / UNFINISHED / folder_name(job, here))) for job in jobs]
     inputs = inputs_of_jobs(jobs, SimConfig())
     folder.mkdir(parents=True, exist_ok=True)
     spent = 0.0
@@ -238,7 +238,9 @@ def _make(table: Table, folder: Path, runs: Sequence[Run], limits: Budget, show:
     with locked(folder), ExitStack() as screen:
         outcomes = load_outcomes(sorted(folder.glob("*.jsonl")), jobs, inputs)
         ended: dict[int, Any] = {index: [outcome] for index, outcome in outcomes.items()}
-        finished = FinishedRuns(folder / f"{table.name}.jsonl", jobs, inputs, facts, ended)
+        finished = FinishedLongRuns(folder / f"{table.name}.jsonl", jobs, inputs, facts, ended)
+        for index in ended:
+            finished.remove_folder(index)
         if len(ended) < len(jobs) and limits.hours != 0:
             titles = [f"{run.cell.name}, seed {run.job.seed}" for run in runs]
             watch = (

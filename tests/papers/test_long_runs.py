@@ -11,8 +11,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from afflux.lab.runs import long_runs, run_checkpoint
+from afflux.lab.runs import run_checkpoint
 from afflux.ops.errors import StoreError
+from bench.papers import long_runs
 from bench.papers.reproduction import UNFINISHED, Budget, reproduce
 from pairwise import soak
 from small_tables import CELLS, SMALL

@@ -6,10 +6,8 @@ killed, has failed, or is open has no result.
 
 import json
 import logging
-import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -35,7 +33,6 @@ FILE = "finished.jsonl"
 #: Of lines that have no result: which errors they are, beside `OPEN`, a run that no command has brought to an end.
 ERRORS = {"diverged": DivergedError, "failed": TrainingError, "killed": ProcessKilledError}
 OPEN, INTERRUPTED = "open", "interrupted"
-UNUSABLE = ".unusable"  #: suffix of a `Job.folder` from which the run could not go on
 AGAIN = {OPEN, INTERRUPTED, *ERRORS} - {"diverged"}  #: the same command makes these runs again
 
 
@@ -48,8 +45,8 @@ class Job(NamedTuple):
     followers: tuple[RuleSpec, ...] = ()
     config: SimConfig | None = None  #: Settings of this job; None: those of all jobs.
     may_diverge: bool = False  #: Whether the first client that diverges ends the job.
-    #: In which an interrupted run is kept, and continued, until it has ended; None: the same command makes it again.
-    folder: Path | None = None
+    #: Makes the run in the place of `simulate`, called with the job, its settings and options of `simulate`.
+    make: Callable[..., list[RunResult]] | None = None
 
     @property
     def label(self) -> str:
@@ -128,19 +125,17 @@ class FinishedRuns(dict[int, Runs]):
         """
         super().__init__(ended or {})
         self.lines: dict[int, dict[str, Any]] = {}  #: Those of the runs that an earlier command has finished.
-        self._path, self._jobs, self._inputs, self._more = path, jobs, inputs, more
+        self._path, self.jobs, self._inputs, self._more = path, jobs, inputs, more
         self._opened = False
         if path.exists() or path.is_symlink():
             # Remove a line that an interrupt cut off, so that the next line does not continue it.
             content = b"" if path.is_symlink() else path.read_bytes()
             truncate_file(path, content.rfind(b"\n") + 1)  # raises for a link
-        for index in self:
-            self._remove_folder(index)
 
     def open_runs(self) -> None:
         """Write a line for each run that is not finished: a kill of this program leaves it."""
         self._opened = True
-        for index, job in enumerate(self._jobs):
+        for index, job in enumerate(self.jobs):
             if index not in self:
                 self._write(index, FailedRun(job.label, job.seed, OPEN, ""))
 
@@ -149,20 +144,13 @@ class FinishedRuns(dict[int, Runs]):
         if self._opened or not isinstance(runs, FailedRun) or runs.status != INTERRUPTED:
             self._write(index, runs)
         super().__setitem__(index, runs)
-        if not isinstance(runs, FailedRun) or runs.status not in AGAIN:
-            self._remove_folder(index)
-
-    def _remove_folder(self, index: int) -> None:
-        if (folder := self._jobs[index].folder) is not None:
-            for path in (folder, folder.with_name(folder.name + UNUSABLE)):
-                shutil.rmtree(path, ignore_errors=True)
 
     def _write(self, index: int, runs: Runs) -> None:
-        facts = _identity(self._jobs[index])
+        facts = _identity(self.jobs[index])
         inputs = self._inputs[index] if self._inputs else {} if isinstance(runs, FailedRun) else runs[0].inputs
         facts |= {"inputs": inputs, "versions": package_versions()} if inputs else {}
         if isinstance(runs, FailedRun):
-            facts |= line_of(runs._replace(rule=self._jobs[index].spec.label)) | dict(self._more(index, None))
+            facts |= line_of(runs._replace(rule=self.jobs[index].spec.label)) | dict(self._more(index, None))
         else:
             rows = [line_of(result) | dict(self._more(index, result)) for result in runs]
             facts |= rows[0] | ({"others": rows[1:]} if rows[1:] else {})
@@ -269,15 +257,6 @@ def _identity(job: Job) -> dict[str, Any]:
 def key_of(job: Job, *, code: bool = True) -> str:
     """Return the `line_key` of the job's line; without `code` that of any text of its files."""
     return line_key(_identity(job) | ({} if code else {"code": {}}))
-
-
-def folder_name(job: Job, machine: Mapping[str, str]) -> str:
-    """Return a name for `Job.folder`, another one for other settings, another machine or other packages.
-
-    The bits of a run are those of one machine.
-    """
-    facts = json.dumps([key_of(job), machine, package_versions(), __version__], sort_keys=True)
-    return f"{file_stem(job.label, job.seed)}-{sha256(facts.encode()).hexdigest()[:8]}"
 
 
 def line_key(line: Mapping[str, Any]) -> str:

@@ -18,7 +18,6 @@ from afflux.lab import interrupts
 from afflux.lab.results.finished_runs import ERRORS, INTERRUPTED, FailedRun, Job, Runs, split_runs
 from afflux.lab.results.run_history import JobProgress, OnEvaluation, RunProgress, TrackedRun
 from afflux.lab.results.run_result import RunResult
-from afflux.lab.runs.long_runs import simulate_long
 from afflux.lab.runs.processes import CONTEXT, POLL_SECONDS, ProcessPool, killed_processes_as, pickled
 from afflux.lab.runs.run_checkpoint import StoredRun
 from afflux.lab.runs.setup import RunSetup
@@ -218,8 +217,8 @@ def _run_job(job: Job, config: SimConfig, **options: Any) -> list[RunResult]:
     """Make the run, with the options of `simulate`."""
     config = job.config or config
     config = replace(config, faults="raise") if job.may_diverge else config
-    if job.folder is not None:
-        return simulate_long(job, config, **options)
+    if job.make is not None:
+        return job.make(job, config, **options)
     return simulate((job.spec, *job.followers), job.seed, config, **options)
 
 
