@@ -117,20 +117,20 @@ def test_the_table_names_what_it_shows(results):
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(terminal.results_table(results, CONFIG))
     text = console.export_text()
-    for word in ("fedasync", "final accuracy", "rounds to 99.9%", "virtual time to 99.9%", "mean max staleness"):
+    for word in ("fedasync", "final", "to 99.9%", "server"):
         assert word in text
     assert "±" in text
     assert "nan" not in text
 
 
 @pytest.mark.parametrize("labels", [["x:fire:y[/b]", "[b]:ok:"], ["x:fire:y[/b]" * 6, "[b]:ok:" * 9, "c" * 60]])
-def test_names_are_text_in_both_tables(results, labels, capsys):
+def test_names_are_text_in_the_table(results, labels, capsys):
     """`:compass:` was printed as a compass, and [/y] was an error of the markup."""
     runs = [replace(results[0], spec=RuleSpec(label, (), label), decisions={"faulty": 1}) for label in labels]
     console = terminal.open_console()
     console.width = 80
     console.print(run_folder.describe_setting(CONFIG, [replace(run, leader="x:fire:y[/b]") for run in runs]))
-    console.print(terminal.fitting_table(runs, CONFIG, console))
+    console.print(terminal.results_table(runs, CONFIG))
     text = capsys.readouterr().out
     assert "all on the updates of x:fire:y[/b]" in " ".join(text.split())
     first_column = "".join(line.split()[0] for line in text.splitlines() if line.strip())

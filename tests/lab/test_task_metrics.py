@@ -12,7 +12,7 @@ from msgspec import structs
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 import own_tasks
-from afflux.cli.lab.terminal import describe, table_by_rule
+from afflux.cli.lab.terminal import describe, results_table
 from afflux.lab import Simulation, read_results, tune
 from afflux.lab.results import figures, report_html, statistics
 from afflux.lab.results.report_html import render_report
@@ -175,7 +175,7 @@ def test_figures_and_tables_for_print(tmp_path, monkeypatch):
     assert results.to_dataframe("table")[titles].to_numpy().tolist() == cells
     shown = statistics.data_frame(results, "table", SimConfig.target)
     assert not any("rounds to" in title for title in shown), "the default target is left out"
-    table = [column.header for column in table_by_rule(results, results.config).columns]
+    table = [column.header for column in results_table(results, results.config).columns]
     assert table[1:4] == ["final\nperplexity, $x$", "rounds\nto 25 $x$", "virtual time\nto 25 $x$"]
 
     drawn = []

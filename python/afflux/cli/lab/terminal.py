@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
@@ -124,21 +123,6 @@ def _ended(shares: Sequence[float]) -> int:
 
 
 def results_table(results: Sequence[RunResult], config: SimConfig) -> Table:
-    """Return the summary, one column per rule; mean ± standard deviation if there are several seeds."""
-    shown = Table(Column("", style="bold"), *(Column(label, justify="right") for label in group_by_rule(results)))
-    for title, cells in summary_rows(results, config.target, brief=True):
-        shown.add_row(title, *cells)
-    return shown
-
-
-def fitting_table(results: Sequence[RunResult], config: SimConfig, console: Console) -> Table:
-    """Return the table with a column for each rule if the labels fit the width of the console, else one by rule."""
-    shown = results_table(results, config)
-    least = Measurement.get(console, console.options.update(width=UNLIMITED), shown).minimum
-    return shown if least <= console.width else table_by_rule(results, config)
-
-
-def table_by_rule(results: Sequence[RunResult], config: SimConfig) -> Table:
     """Return the main numbers of the summary, one row per rule: many rules fit a terminal of 80 columns."""
     rows = dict(summary_rows(results, config.target, brief=True))
     metric, goal = score_of(results), shown_target(results, config.target)

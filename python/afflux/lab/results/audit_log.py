@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
-from functools import reduce
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -141,7 +140,6 @@ class EndLine(_Line, frozen=True, tag="end"):
 
 
 LogLine = Header | ArrivalLine | DropoutLine | RoundLine | EndLine
-TYPES = ("header", "arrival", "dropout", "round", "end")
 _ENCODER = msgspec.json.Encoder(enc_hook=lambda value: value.tolist())  # of NumPy arrays and scalars
 _DECODER: msgspec.json.Decoder[LogLine] = msgspec.json.Decoder(LogLine)
 
@@ -258,14 +256,14 @@ def _read(path: Path, rows: Iterable[bytes]) -> AuditLog:
                 if len(row) == MOST_LINE_BYTES:
                     raise ValueError(f"more than {MOST_LINE_BYTES} bytes")
                 break  # it was cut off
-            line = _decode(row[:-1])
+            line = _DECODER.decode(row[:-1])
             if (number == 1) != isinstance(line, Header):
                 raise ValueError("the header must be the first line, and only the first")
             if lines[EndLine]:
                 raise ValueError("something follows the end line")
             _check(line, len(lines[ArrivalLine]))
             lines[type(line)].append(line)
-        except ValueError as error:
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
             raise ConfigError(f"{path}, line {number}: {error}") from None
     headers, arrivals, dropouts, rounds, ends = map(tuple, lines.values())
     if not headers:
@@ -288,27 +286,3 @@ def _check(line: LogLine, arrivals: int) -> None:
             raise ValueError(f"dispatched_after is {line.dispatched_after}, must be {arrivals}")
         case EndLine() if line.arrivals != arrivals:
             raise ValueError(f"arrivals is {line.arrivals}, but {arrivals} lines are above")
-
-
-def _decode(row: bytes) -> LogLine:
-    try:
-        return _DECODER.decode(row)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(_explain(str(error), row)) from None
-
-
-def _explain(error: str, row: bytes) -> str:
-    """Add the value to an error such as "Expected `int`, got `str` - at `$.joins[0]`"."""
-    try:
-        content = msgspec.json.decode(row)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as malformed:
-        return f"no JSON: {malformed}"
-    if not isinstance(content, dict) or content.get("type") not in TYPES:
-        return f"no object whose type is one of {', '.join(TYPES)}"
-    message, _, path = error.partition(" - at `$.")
-    if not path:
-        return message
-    steps = [int(index) if index else name for name, index in re.findall(r"(\w+)|\[(\d+)\]", path)]
-    return f"{path.rstrip('`')} is {brief(reduce(lambda part, step: part[step], steps, content))}: {message}"

@@ -24,7 +24,7 @@ from afflux.sim.workload.config import OF_CLIENTS, SETTINGS, SimConfig
 
 
 class SimulationResults(tuple[RunResult, ...]):
-    """The results of all runs, seed by seed, in the order of the rules; printed as the table of a terminal."""
+    """The results of all runs, seed by seed, in the order of the rules; printed as a table."""
 
     config: SimConfig  #: the settings of the runs
     failures: tuple[FailedRun, ...]  #: the runs without a result: one has diverged, ...
@@ -116,7 +116,7 @@ class SimulationResults(tuple[RunResult, ...]):
         Args:
             table: evaluations (one row each), runs (the numbers of `RunResult.summary`), arrivals (client and staleness
                 of each), staleness and participation (arrivals by staleness, and by client), summary (mean and
-                deviation of these numbers for each rule), table (the text that a terminal shows), bytes (sent until
+                deviation of these numbers for each rule), table (the text that is printed), bytes (sent until
                 each evaluation), clients (the evaluations of single clients), or differences (of the final score
                 between rules).
 

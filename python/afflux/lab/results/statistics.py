@@ -176,8 +176,8 @@ def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: t
     Args:
         results: one for each rule and seed.
         table: evaluations: one row each; runs: the numbers of `RunResult.summary`, a row for each run; summary: their
-            mean and standard deviation over seeds, a row for each rule; table: the text that a terminal shows, a row
-            for each rule; arrivals: client and staleness of each arrival; staleness: number of arrivals by staleness;
+            mean and standard deviation over seeds, a row for each rule; table: the text that is printed, a row for each
+            rule; arrivals: client and staleness of each arrival; staleness: number of arrivals by staleness;
             participation: arrivals of each client that was seen; bytes: those sent until each evaluation;
             differences: of the final score, see `paired_differences`; clients: the evaluations of single clients.
         target: for the numbers that have one.
