@@ -16,9 +16,6 @@ from afflux import rules
 from afflux.cli.lab.terminal import results_table
 from afflux.lab import read_audit_log, read_results
 from afflux.lab.results.finished_runs import FILE
-from afflux.lab.runs.library import rules_by_name
-from afflux.rules.presets import RULES
-from afflux.rules.specs import parse_rule
 from afflux.sim import ConfigError, DivergedError, classification, partitioned, sgd
 from afflux.sim.workload.config import SimConfig
 from conftest import check_error, check_refused
@@ -29,19 +26,6 @@ WRONG_TRAINING = r"training <lambda>\(.*\) must take \(model, data, rng\): "
 
 
 simulation = partial(made_runs.simulation, arrivals=24, concurrency=6, eval_every=12)
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_a_rule_may_be_an_object_of_a_preset(name):
-    assert rules_by_name(RULES[name]())[0].build() == RULES[name]()
-
-
-def test_a_rule_with_options_may_be_an_object():
-    objects = [rules.fedbuff(buffer_size=4, server_lr=0.5), rules.fedasync(alpha=0.3)]
-    texts = ["fedbuff:buffer_size=4:server_lr=0.5", "fedasync:alpha=0.3"]
-    assert rules_by_name(objects) == [parse_rule(text) for text in texts]
-    named, made = simulation(rules=texts).run(), simulation(rules=objects).run()
-    assert [run.digest for run in made] == [run.digest for run in named]
 
 
 def test_a_loss_may_be_unknown(tmp_path):
@@ -158,7 +142,7 @@ def test_data_frames_are_divided_like_arrays():
         (lambda: classification([["a"]], [0]), "classification: x holds <U1, must hold numbers"),
         (lambda: simulation(seeds=3), r"seeds is 3, must be a sequence of whole numbers, such as \[0, 1, 2\]"),
         (lambda: simulation(seeds=[1.5]), r"seeds is \[1.5\], must be a sequence of whole numbers"),
-        (lambda: simulation(rules=[rules.wkafl(alpha=0.2)]), rf"object that is the rule wkafl; give {RULES_AS_TEXT}"),
+        (lambda: simulation(rules=[rules.wkafl(alpha=0.2)]), f"a rule is of type Rule, must be {RULES_AS_TEXT}"),
         (lambda: simulation(rules=["fedasync", "fedasync"]), "a rule is given twice: fedasync, fedasync"),
         (lambda: simulation(lambda model, data: (1.0, 1, 1)), WRONG_TRAINING),
         (lambda: simulation(lambda model, data, rng, more: (1.0, 1, 1)), WRONG_TRAINING),

@@ -16,7 +16,7 @@ from torch import nn
 import made_runs
 import own_tasks
 from afflux import AffluxError
-from afflux.lab import Simulation, read_results, register_task
+from afflux.lab import Simulation, read_results
 from afflux.lab.results.run_result import SeedStatistics
 from afflux.lab.runs.setup import RunSetup
 from afflux.lab.tasks import registry
@@ -406,17 +406,15 @@ def test_the_partition_is_recorded(division, shown, tmp_path):
     assert shown in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_a_registered_task(monkeypatch):
-    monkeypatch.setattr(registry, "TASKS", dict(registry.TASKS))
-    register_task("own-linear", own_tasks.own_task)
+def test_a_task_with_options(monkeypatch):
+    own = {"own-linear": own_tasks.own_task, "wrong": own_tasks.wrong_task}
+    monkeypatch.setattr(registry, "TASKS", {**registry.TASKS, **own})
     config = SimConfig(task="own-linear:shift=0.5", num_clients=15, alpha=1.0, concurrency=4, arrivals=20)
     task = registry.build_task(config)
     assert len(task.clients) == 15
     assert torch.equal(task.clients[2][0], own_tasks.X[2::15] + 0.5)
     result = run(parse_rule(RULE), 0, config)
     assert result.num_clients == 15
-    check_refused("there is a task 'own-linear' already", register_task, "own-linear", own_tasks.wrong_task)
-    register_task("wrong", own_tasks.wrong_task)
     for text, message in [
         ("wrong", "task wrong: it returns 1, not an afflux.sim.Task"),
         ("own-linear:shift", "'shift' is not option=value"),

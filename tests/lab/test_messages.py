@@ -10,7 +10,7 @@ import torch
 
 import own_tasks
 from afflux.cli import common
-from afflux.lab import Simulation, read_results, register_task
+from afflux.lab import Simulation, read_results
 from afflux.lab.runs.run_checkpoint import InterruptedRun, StoredRun
 from afflux.lab.runs.setup import RunSetup
 from afflux.lab.tasks import lora_task
@@ -76,10 +76,6 @@ CASES = {
     "an evaluation that is no function": (
         lambda folder: Task(own_tasks.linear, [], 3),
         "evaluate is 3, must be a function",
-    ),
-    "a task with a colon": (
-        lambda folder: register_task("a:b", own_tasks.linear),
-        "'a:b' cannot be the name of a task",
     ),
     "scaffold with a training function": (
         lambda folder: RunSetup(

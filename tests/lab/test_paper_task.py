@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+import own_tasks
 from afflux.lab.tasks.augmentation import randaugment
 from afflux.lab.tasks.registry import build_task
 from afflux.rules.specs import parse_rule
@@ -155,10 +156,7 @@ def test_the_settings_data_and_model_take_each_data_set_without_owners(tmp_path)
 
 
 def test_a_role_is_a_client(tmp_path):
-    folder = tmp_path / "shakespeare" / "roles"
-    folder.mkdir(parents=True)
-    for role in ("A", "B", "C"):
-        (folder / f"{role}.txt").write_text(f"The same words {role} again and again. \n" * 40)
+    own_tasks.write_speeches(tmp_path, {role: [f"The same words {role} again and again."] * 40 for role in "ABC"})
     settings = config(tmp_path, "shakespeare", "char-lstm", client_lr=0.5, **OWNERS)
     for name, value in (("partition", "iid"), ("alpha", 0.3), ("num_clients", 4)):
         other = replace(settings, **{name: value} | ({"alpha": 0.1} if name == "partition" else {}))
@@ -171,9 +169,7 @@ def test_a_role_is_a_client(tmp_path):
 
 
 def test_a_text_without_a_test_part(tmp_path):
-    folder = tmp_path / "shakespeare" / "roles"
-    folder.mkdir(parents=True)
-    (folder / "A.txt").write_text("one speech " * 100)
+    own_tasks.write_speeches(tmp_path, {"A": ["one speech " * 100]})
     check_refused("'shakespeare' has no test part", build_task, config(tmp_path, "shakespeare", "char-lstm", **OWNERS))
 
 

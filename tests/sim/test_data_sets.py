@@ -299,19 +299,11 @@ def pieces(data, starts):
     return [decode(row) + decode([target]) for row, target in zip(windows, targets, strict=True)]
 
 
-@pytest.mark.parametrize("form", ["table", "roles"])
-def test_windows_of_speeches(tmp_path, monkeypatch, form):
+def test_windows_of_speeches(tmp_path, monkeypatch):
     long = "x" * 100
     speeches = [("P", "A", "Ay,\\n  me."), ("P", "B", long), ("P", "A", long), ("Q", "A", "no")]
-    if form == "table":
-        lines = ["play\tspeaker\ttext", *("\t".join(speech) for speech in speeches)]
-        (tmp_path / "shakespeare_speeches.tsv").write_text("\n".join(lines))
-    else:
-        folder = tmp_path / "shakespeare" / "roles"
-        folder.mkdir(parents=True)
-        (folder / "P: A.txt").write_text(f"Ay,    me.\n{long}\n")
-        (folder / "P: B.txt").write_text(long)
-        (folder / "Q: A.txt").write_text("no")
+    lines = ["play\tspeaker\ttext", *("\t".join(speech) for speech in speeches)]
+    (tmp_path / "shakespeare_speeches.tsv").write_text("\n".join(lines))
     monkeypatch.setattr(text_set, "LEAST_CHARACTERS", 100)
     monkeypatch.setattr(text_set, "TRAIN_SHARE", 0.05)
     data = read_data_set("shakespeare", tmp_path)
@@ -335,8 +327,6 @@ def test_roles_with_too_few_characters(tmp_path):
     check_refused("has no role with 1000 characters", read_data_set, "shakespeare", tmp_path)
     path.write_text(f"play\tspeaker\ttext\nP\tA\t{'x' * 1000}")
     assert read_data_set("shakespeare", tmp_path).owners == ("P: A",)
-    (tmp_path / "empty" / "shakespeare" / "roles").mkdir(parents=True)
-    check_refused(r"has no file \*\.txt", read_data_set, "shakespeare", tmp_path / "empty")
 
 
 def test_leafs_shakespeare(tmp_path):

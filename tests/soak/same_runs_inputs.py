@@ -30,7 +30,7 @@ RUNS = {
     **_tasks("cifar10/lenet5/npz cifar10/afl-cnn/bin cifar10/ca2fl-cnn/npz cifar100/fadas-cnn/npz", IMAGES),
     **_tasks("cifar100/resnet18-bn/bin cifar100/resnet18-gn/npz", IMAGES),
     **_tasks("femnist/wkafl-cnn/leaf", OWNERS),
-    **_tasks("shakespeare/char-lstm/leaf shakespeare/char-lstm/table shakespeare/char-lstm/roles", OWNERS),
+    **_tasks("shakespeare/char-lstm/leaf shakespeare/char-lstm/table", OWNERS),
     "images-mnist-wkafl-cnn": f"--data mnist --model wkafl-cnn --data-dir data/npz {IMAGES}",
     "images-mnist-cnn": f"--data mnist --model cnn --data-dir data/npz {IMAGES}",
     **{f"delays-{number}": f"{DIGITS} --delays {law}" for number, law in enumerate(LAWS.split())},
@@ -105,9 +105,6 @@ def _write_texts(folder: Path, rng: np.random.Generator) -> None:
     (folder / "table").mkdir()
     lines = [f"play\trole {number}\t{speech}" for number, role in enumerate(speeches) for speech in role]
     (folder / "table" / "shakespeare_speeches.tsv").write_text("\n".join(["play\tspeaker\ttext", *lines]))
-    (folder / "roles" / "shakespeare" / "roles").mkdir(parents=True)
-    for number, role in enumerate(speeches):
-        (folder / "roles" / "shakespeare" / "roles" / f"role {number}.txt").write_text("\n".join(role))
 
 
 def _parts(rng: np.random.Generator, shape: tuple[int, ...], num_classes: int) -> list[tuple[np.ndarray, np.ndarray]]:

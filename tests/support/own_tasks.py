@@ -132,3 +132,9 @@ def awaits_trainings(module):
             raise TimeoutError("nobody trains beside the evaluation")
         time.sleep(0.01)
     return float(parent_process() is not None), 0.0
+
+
+def write_speeches(folder, speeches):
+    """Write Shakespeare's file with these speeches of each role."""
+    lines = [f"play\t{role}\t{speech}" for role, own in speeches.items() for speech in own]
+    (folder / "shakespeare_speeches.tsv").write_text("\n".join(["play\tspeaker\ttext", *lines]))

@@ -13,14 +13,12 @@ if TYPE_CHECKING:
     from afflux.lab.results.audit_log import read_audit_log as read_audit_log
     from afflux.lab.results.simulation_results import read_results as read_results
     from afflux.lab.runs.library import Simulation as Simulation
-    from afflux.lab.tasks.registry import register_task as register_task
 
 _MODULES = {
     "grid": ("tune",),
     "results.audit_log": ("read_audit_log",),
     "results.simulation_results": ("read_results",),
     "runs.library": ("Simulation",),
-    "tasks.registry": ("register_task",),
 }
 LAYOUTS.setdefault("femnist", "afflux.lab.tasks.leaf:FEMNIST")
 LAYOUTS.setdefault("shakespeare", "afflux.lab.tasks.text_set:LAYOUTS")

@@ -1,6 +1,5 @@
 """The presets by name, and the text about each of them."""
 
-import re
 from functools import cache
 from itertools import chain
 from types import MappingProxyType
@@ -29,29 +28,10 @@ def find_preset(name: str) -> Preset:
 
 
 def describe_all() -> list[str]:
-    """Return a table of all presets: name, data, model, rule, settings and the table of the paper."""
-    head = ("preset", "data", "model", "rule", "M", "lr", "server lr", "source of the rates")
-    lines = [head, *(_row(preset) for preset in all_presets().values())]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-
-
-def _row(preset: Preset) -> tuple[str, ...]:
-    def shown(value: object) -> str:
-        return "-" if value is None else f"{value:g}" if isinstance(value, float) else f"{value}"
-
-    rate = preset.settings["client_lr"]
-    sources = [re.split("[:;]", given.source)[0] for given in (rate, preset.server_lr) if given]
-    return (
-        preset.name,
-        preset.data,
-        preset.model,
-        preset.rule.value.partition(":")[0],
-        shown(preset.buffer_size and preset.buffer_size.value),
-        shown(rate.value),
-        shown(preset.server_lr and preset.server_lr.value),
-        ", ".join([preset.paper, *dict.fromkeys(sources)]),
-    )
+    """Return a line for each preset: its name, experiment and rule."""
+    rows = [(one.name, one.about, one.rule.value.partition(":")[0]) for one in all_presets().values()]
+    names, experiments = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return [f"{name.ljust(names)}  {about.ljust(experiments)}  {rule}" for name, about, rule in rows]
 
 
 def describe(preset: Preset) -> list[str]:

@@ -25,9 +25,7 @@ from afflux.lab.tasks.ignored_settings import (
 from afflux.lab.tasks.registry import build_task
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import as_int, brief, known
-from afflux.rules import RULES
-from afflux.rules.rule import Rule
-from afflux.rules.specs import RuleSpec, parse_rule, read_rules, rule_parameters
+from afflux.rules.specs import RuleSpec, read_rules
 from afflux.sim.clients.training import with_settings
 from afflux.sim.errors import require
 from afflux.sim.workload.config import IMAGES, LORA, MADE_IN_PYTHON, PAPERS, SETTINGS, SimConfig, unlimit_arrivals
@@ -47,15 +45,13 @@ from afflux.sim.workload.task import (
 if TYPE_CHECKING:
     from torch import nn
 
-#: One rule or several: texts that `parse_rule` reads, or rules that presets have made.
-Rules = str | Rule | RuleSpec | Sequence[str | Rule | RuleSpec]
+#: One rule or several: texts that `parse_rule` reads, or what it returns.
+Rules = str | RuleSpec | Sequence[str | RuleSpec]
 
 _LOGGER = logging.getLogger("afflux")
 #: Settings that are set by other arguments of `Simulation`.
 _GIVEN_OTHERWISE = ("task", "data", "data_dir", "model", "partition", "alpha", "classes", "num_clients")
 _TEXT = "a string such as 'fedbuff:buffer_size=10', or 'FILE.py:FUNCTION' for a rule of your own"
-#: Names that parts of rules have for options of presets.
-_ATTRIBUTES = {"server_lr": ("lr",), "alpha": ("scale",), "staleness": ("law",)}
 
 
 def rules_by_name(rules: Rules, common: Mapping[str, Any] | None = None) -> list[RuleSpec]:
@@ -64,42 +60,11 @@ def rules_by_name(rules: Rules, common: Mapping[str, Any] | None = None) -> list
     Raises:
         ConfigError: an unknown rule or option, a bad value, a rule that is given twice, or something else than a rule.
     """
-    specs: list[str | RuleSpec] = []
-    for rule in [rules] if isinstance(rules, str) or not isinstance(rules, Iterable) else rules:
-        if not isinstance(rule, str | Rule | RuleSpec):
+    specs = [rules] if isinstance(rules, str) or not isinstance(rules, Iterable) else [*rules]
+    for rule in specs:
+        if not isinstance(rule, str | RuleSpec):
             raise ConfigError(f"a rule is of type {type(rule).__name__}, must be {_TEXT}")
-        specs.append(_spec_of(rule) if isinstance(rule, Rule) else rule)
     return read_rules(specs, common)
-
-
-def _spec_of(rule: Rule) -> RuleSpec:
-    """Return the preset, with the options that differ from its own, that makes this rule.
-
-    Raises:
-        ConfigError: none does.
-    """
-    options: dict[str, Any] = {}
-    for option in rule_parameters(rule.name) if rule.name in RULES else ():
-        for part in (rule, rule.weigh, rule.calibrate, rule.step):
-            for name in (option, *_ATTRIBUTES.get(option, ())):
-                if hasattr(part, name):
-                    options[option] = getattr(part, name)
-    options = options if _makes(rule, options) else {}
-    for option in list(options):
-        fewer = {name: value for name, value in options.items() if name != option}
-        if _makes(rule, fewer):
-            options = fewer
-    if not _makes(rule, options):
-        raise ConfigError(f"no preset with plain options makes the object that is the rule {rule.name}; give {_TEXT}")
-    return parse_rule(RuleSpec(rule.name, tuple(options.items())).text)
-
-
-def _makes(rule: Rule, options: Mapping[str, Any]) -> bool:
-    """Return whether the preset with the rule's name and these options, as text, makes the rule."""
-    try:
-        return parse_rule(RuleSpec(rule.name, tuple(options.items())).text).build() == rule
-    except ConfigError:
-        return False
 
 
 def checked_settings(config: SimConfig, names: Iterable[str], rules: list[RuleSpec]) -> SimConfig:
@@ -171,8 +136,7 @@ class Simulation:
                 settings such as client_lr as keyword-only parameters gets their values.
             evaluate: a function (model) -> accuracy, loss, such as `classification(x_test, y_test)`; or, with
                 `metrics`, -> {name: number}.
-            rules: one rule or several, NAME or NAME:OPTION=VALUE:..., as on the command line; or rules that presets of
-                `afflux.rules` have made from plain options, which have their own buffer sizes.
+            rules: one rule or several, NAME or NAME:OPTION=VALUE:..., as on the command line.
             seeds: one run of each rule for each seed.
             paired: whether all rules get the updates of the first rule's clients.
             buffer_size: arrivals per server step, for the rules that have a buffer and do not set its size themselves.

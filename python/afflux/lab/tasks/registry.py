@@ -4,7 +4,7 @@
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -92,30 +92,12 @@ def _digest_of_files(data: ImageSet) -> str | None:
     return content_digest(data.files()) if data.files else None
 
 
-#: Functions that make tasks by name, or MODULE:FUNCTION, which is imported at its first use; `register_task` adds those
-#: of users.
-TASKS: dict[str, Callable[..., Task] | str] = {
+#: Functions that make tasks by name, or MODULE:FUNCTION, which is imported at its first use.
+TASKS: Mapping[str, Callable[..., Task] | str] = {
     IMAGES: image_task,
     PAPERS: "afflux.lab.tasks.paper_task:paper_task",
     LORA: "afflux.lab.tasks.lora_task:lora_task",
 }
-
-
-def register_task(name: str, function: Callable[..., Task]) -> None:
-    """Register a task under a name, for the setting `task` and the command line's --task.
-
-    Args:
-        name: its name, without ':'.
-        function: returns a `Task`. A parameter `settings` is given the settings, and one with the name of a setting,
-            such as num_clients, that setting; others are options, as in `--task NAME:OPTION=VALUE`.
-
-    Raises:
-        ConfigError: the name is taken, or cannot be one.
-    """
-    if ":" in name or ".py" in name or not name.isprintable() or not name:
-        raise ConfigError(f"{brief(name)} cannot be the name of a task")
-    if TASKS.setdefault(name, function) is not function:
-        raise ConfigError(f"there is a task {brief(name)} already")
 
 
 def task_function(task: str) -> Callable[..., Task]:

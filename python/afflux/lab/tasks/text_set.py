@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from afflux.lab.tasks.leaf import LeafFile, leaf_folders, read_leaf
-from afflux.sim.data.files import FileLayout, bad_file, read_table, read_text
+from afflux.sim.data.files import FileLayout, bad_file, read_table
 from afflux.sim.data.image_set import shards_of
 
 #: LEAF's 80 characters; the index of a character is its class.
@@ -78,22 +78,9 @@ def _table(paths: list[Path]) -> TextSet:
     return _text_set(_lines_of_speeches(paths[0], speeches))
 
 
-def _roles(paths: list[Path]) -> TextSet:
-    """Read one file of plain text for each role, with a speech on each line."""
-    (folder,) = paths
-    expected = "a file ROLE.txt for each role, with a speech on each line"
-    files = sorted(folder.glob("*.txt"))
-    if not files:
-        raise bad_file(folder, "has no file *.txt", expected)
-    texts = ((file.stem, read_text(file, expected, "utf-8")) for file in files)
-    speeches = ((role, line) for role, text in texts for line in text.splitlines() if line.strip())
-    return _text_set(_lines_of_speeches(folder, speeches))
-
-
 LAYOUTS = (
     FileLayout((".", "shakespeare"), ("shakespeare_speeches.tsv",), _table),
     FileLayout(leaf_folders("shakespeare"), ("train", "test"), lambda folders: _text_set(_lines_of_leaf(folders))),
-    FileLayout(("shakespeare",), ("roles",), _roles),
 )
 
 
