@@ -12,10 +12,11 @@ from afflux.lab.publishing import Measure, Page, final_score, markdown_table
 from afflux.lab.results.curves import COLOURS
 from afflux.lab.results.finished_runs import Job
 from afflux.lab.results.run_result import SeedStatistics, seed_statistics
-from afflux.lab.runs.setup import num_parameters
+from afflux.lab.tasks.registry import build_task
 from afflux.ops import codecs
 from afflux.ops.validation import known
 from afflux.rules.specs import parse_rule
+from afflux.sim.clients.flat_model import FlatModel, make_module
 from afflux.sim.workload.config import SimConfig
 
 #: The first one is the reference for the others. All have the server_lr that was picked for CA2FL.
@@ -51,6 +52,12 @@ def mf_ca2fl(data: str, seeds: Sequence[int], measure: Measure, data_dir: str | 
     outcomes = measure([Job(spec, seed, config=config) for seed in seeds for spec in specs])
     runs = {rule: outcomes[place :: len(specs)] for place, rule in enumerate(CODEC_RULES)}
     return codecs_page(config, runs, seeds)
+
+
+def num_parameters(config: SimConfig) -> int:
+    """Return the number of trained parameters of the model, d."""
+    task = build_task(config)
+    return len(FlatModel(make_module(task.model, 0), task.roles).params)
 
 
 def codecs_page(config: SimConfig, runs: Mapping[str, Sequence[Outcome]], seeds: Sequence[int]) -> Page:

@@ -105,7 +105,7 @@ def test_compare_writes_the_folder_and_says_where(tmp_path):
     arguments = ["--rules", rules, "--seeds", "0,1", "--jobs", "1", "--buffer-size", "4"]
     result = check_exit(0, "compare", *arguments, "--out", str(out), *SMALL)
     assert f"wrote {out}/" in result.stdout
-    for word in ("ca2fl", "fedbuff:staleness=hinge(10,4)", "final accuracy", "Dirichlet(0.1)"):
+    for word in ("ca2fl", "fedbuff:staleness=hinge(10,4)", "accuracy, %", "partition dirichlet, alpha 0.1"):
         assert word in result.stdout
     assert result.stderr == "", "no progress bar where there is no terminal"
     assert (out / "summary.csv").read_text().count("\n") == 4

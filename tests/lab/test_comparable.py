@@ -46,11 +46,11 @@ def test_runs_with_other_settings_are_merged_only_if_they_may_differ(tmp_path):
         f"fedbuff:buffer_size=4, concurrency {at_once}, client_lr {rate}" for at_once, rate in ((6, 0.1), (3, 0.2))
     ]
     assert [run.spec.label for run in both] == labels
-    for table in ("evaluations", "summary", "bytes"):
+    for table in ("evaluations", "summary", "staleness"):
         frame = both.to_dataframe(table)
         assert frame.columns[:3].tolist() == ["rule", "concurrency", "client_lr"], table
         assert {*zip(frame["rule"], frame["client_lr"], strict=True)} <= {*zip(labels, (0.1, 0.2), strict=True)}, table
-    assert describe_setting(both.config, both).count("6 or 3 at once") == 1
+    assert describe_setting(both.config, both).count("concurrency 6 or 3, ") == 1
     again = both.relabel(dict(zip(labels, "ab", strict=True))).merge(read_results(run(tmp_path / "other", seeds=[1])))
     assert [(run.spec.label, run.seed) for run in again][:2] == [("a", 0), ("b", 0)]
     assert again.varied == ("concurrency", "client_lr")

@@ -74,7 +74,7 @@ HEADERS = [
     ({"label": "\x1b[31m"}, "at `$.label`"),
     ({"leader": "a" * 100_000}, "at `$.leader`"),
     ({"options": {"buffer_size": "x"}}, "buffer_size"),
-    ({"options": DEEP}, "maximum recursion depth"),
+    ({"options": DEEP}, "at `$.options`"),
     ({"config": {"evil": 1}}, "unknown settings: 'evil'"),
     ({"inputs": {"\x1b[31m": "0" * 64}}, "inputs"),
     *soak({"inputs": {"data": "0" * 63}}, "inputs"),

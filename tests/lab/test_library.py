@@ -391,10 +391,10 @@ def test_a_call_that_was_stopped_keeps_finished_runs_and_the_same_call_goes_on(t
 @pytest.mark.parametrize(
     ("division", "shown"),
     [
-        ({"partition": "iid"}, "12 clients (partition iid), 5 at once"),
-        ({"partition": "dirichlet", "alpha": 5.0}, "12 clients (partition dirichlet, alpha 5.0), 5 at once"),
-        ({"partition": "classes", "classes": 2}, "12 clients (partition classes, classes 2), 5 at once"),
-        ({}, "12 clients, 5 at once"),
+        ({"partition": "iid"}, ", partition iid, 6 arrivals"),
+        ({"partition": "dirichlet", "alpha": 5.0}, ", partition dirichlet, alpha 5.0, 6 arrivals"),
+        ({"partition": "classes", "classes": 2}, ", partition classes, classes 2, 6 arrivals"),
+        ({}, "12 clients, task python:own, concurrency 5, "),
     ],
 )
 def test_the_partition_is_recorded(division, shown, tmp_path):

@@ -129,8 +129,8 @@ def test_a_store_whose_files_cannot_be_written(tmp_path, monkeypatch):
     leader.record, leader.history = SimpleNamespace(log=object()), SimpleNamespace()
     stream = SimpleNamespace(state=lambda: SimpleNamespace(events=1), state_arrays=lambda: {"sum": np.zeros(1)})
     with pytest.raises(ConfigError, match=r"cannot write .*run_id.txt: No such file or directory"):
-        stored.begin(stream, leader, SimpleNamespace(folder=tmp_path / "none"), 0.0)
+        stored.begin(stream, leader, tmp_path / "none", 0.0)
     (tmp_path / "audit").mkdir()
     with pytest.raises(StoreError, match=r"\[store\] cannot write .*clients-1.npz.new: No such file or directory"):
-        stored.begin(stream, leader, SimpleNamespace(folder=tmp_path / "audit"), 0.0)
+        stored.begin(stream, leader, tmp_path / "audit", 0.0)
     assert os.listdir(tmp_path / "audit") == ["run_id.txt"]

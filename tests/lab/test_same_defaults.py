@@ -119,8 +119,8 @@ def test_the_line_of_settings_tells_how_many_clients_hold_data():
     ).run()
     least, most = sorted(run.num_clients for run in results)
     assert least < most < 30
-    assert f", {least} to {most} of 30 clients (" in describe_setting(results.config, results)
-    assert f", {results[0].num_clients} of 30 clients (" in describe_setting(results.config, results[:1])
+    assert f"{least} to {most} of 30 clients, " in describe_setting(results.config, results)
+    assert f"{results[0].num_clients} of 30 clients, " in describe_setting(results.config, results[:1])
 
 
 def test_names_of_rules(tmp_path):

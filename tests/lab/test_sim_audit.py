@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from afflux.lab import Simulation, read_results
 from afflux.lab.results import audit_log
 from afflux.lab.results.finished_runs import split_runs
 from afflux.lab.results.run_result import RoundTotals
@@ -278,22 +277,6 @@ def test_file_names_are_plain_and_tell_rules_apart():
     long = [audit_log.file_stem("x" * 299 + end, 0) for end in "xy"]
     assert long[0] != long[1]
     assert max(map(len, long)) < 100
-
-
-def test_a_run_folder_of_an_older_afflux_is_read_and_continued(tmp_path):
-    """Its logs name a file of the clients' updates, and the rows in it; its record says whether they were kept."""
-    out, simulation = tmp_path / "run", Simulation.of(SMALL, [RULE], [3])
-    (run,) = simulation.run(out=out)
-    (log,) = (out / "audit").iterdir()
-    lines = list(map(json.loads, log.read_text().splitlines()))
-    for line in lines:
-        line |= {"header": {"updates": None}, "arrival": {"update": None}}.get(line["type"], {})
-    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    record = out / "finished.jsonl"
-    record.write_text(record.read_text().replace('"output": {', '"output": {"keep_updates": false, '))
-    assert read_results(out)[0].digest == run.digest
-    assert simulation.run(out=out)[0].digest == run.digest
-    assert '"updates": null' in log.read_text(), "it was not made again"
 
 
 def test_sums_of_an_older_afflux_are_not_read():

@@ -116,8 +116,7 @@ def test_the_csv_files_have_the_bytes_of_the_csv_module(tmp_path):
     assert lines[0].startswith('"x,""y"" z",1,0.30000000000000004,nan,0.30000000000000004,nan,')
     unreached = "0.0,True,0.0,True,"  # the run has ended at once
     assert lines[1] == (
-        f"é,1,0.1,nan,0.1,nan,{'nan,' * 4}{unreached}0.0,nan,{'nan,' * 4}0.0,nan,0.0,nan,nan,nan,"
-        f"{'nan,' * 5}False,1.0,nan,8.0,nan"
+        f"é,1,0.1,nan,0.1,nan,{'nan,' * 4}{unreached}0.0,nan,{'nan,' * 4}0.0,nan,0.0,nan,nan,nan,1.0,nan,8.0,nan"
     )
 
 

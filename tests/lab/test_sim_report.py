@@ -42,7 +42,7 @@ def rows_of(path):
 
 def test_the_folder_holds_these_files_and_no_more(folder):
     names = {path.name for path in folder.iterdir()}
-    tables = {"metrics.csv", "staleness.csv", "participation.csv", "bytes.csv", "summary.csv"}
+    tables = {"metrics.csv", "staleness.csv", "participation.csv", "summary.csv"}
     assert names == tables | {"config.json", "summary.json", "curves.png", "report.html"}
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert (folder / "curves.png").stat().st_size > 20_000

@@ -162,20 +162,8 @@ def test_differences_settings_versions_and_digests_are_there(written):
     assert [row[2] for row in digests] == [run.digest for run in results]
 
 
-def test_decisions_and_rejections_are_counted_over_seeds():
-    page = Page(page_of([result_of("a", seed, [0.1, 0.5]) for seed in range(3)]))
-    (table,) = [table for table in page.tables if table[0][-1] == "count"]
-    assert table[1:] == [
-        ["a", "decision", "joined", "9"],
-        ["a", "decision", "dropped", "3"],
-        ["a", "rejected by the rule", "cosine # below #", "6"],
-        ["a", "rounds without a step", "all arrivals rejected", "3"],
-    ]
-
-
 def test_all_text_from_data_is_escaped():
     results = [result_of(label, seed, [0.1, 0.5]) for label in (HOSTILE, "b") for seed in (0, 1)]
-    results[0].totals.rejected[HOSTILE] = 1
     results[0].decisions[HOSTILE] = 1
     plain = page_of([result_of(label, seed, [0.1, 0.5]) for label in ("a", "b") for seed in (0, 1)])
     changes = {

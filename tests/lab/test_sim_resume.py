@@ -313,7 +313,7 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
         return changed
 
     with pytest.raises(ConfigError, match="other inputs: first params;"):
-        resume(with_notes(header=msgspec.structs.replace(paused.header, first_params_sha256="0")))
+        resume(with_notes(header=msgspec.structs.replace(paused.notes.header, first_params_sha256="0")))
     stream = paused.notes.stream
     (sequence, client, *rest), *others = stream.training
     training = [(sequence, client + 1, *rest), *others]

@@ -35,7 +35,7 @@ def test_the_command_gives_the_bits_of_the_library(task, tmp_path):
     rules = "fedbuff:buffer_size=3,fedasync"
     command = ["compare", "--rules", rules, "--task", task, "--seeds", "0,1", "--arrivals", "30", "--out", out]
     result = check_exit(0, *command, "--jobs", "1", "--buffer-size", "3", *SETTINGS)
-    assert f"{task}, 12 clients, 4 at once" in result.stdout.replace("\n", "")
+    assert f"12 clients, task {task}, concurrency 4, " in result.stdout.replace("\n", "")
     config = SimConfig(task=task, num_clients=12, concurrency=4, alpha=1.0, eval_every=10, arrivals=30)
     made = build_task(config)
     for each in (

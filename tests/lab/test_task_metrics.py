@@ -92,7 +92,7 @@ def test_perplexity_squared_error_and_auc(tmp_path, charts):
         assert cells[metric.title("final {}")][0] == results.summary()[RULES[0]][f"final_{name}"].text(2)
         assert ("rounds to 0.9" in cells) == (metric is AUC), "the default target is left out"
         charts.clear()
-        page = render_report(results, "", own.config.target, _configuration(results, own.config), {})
+        page = render_report(results, "", own.config.target, _configuration(results, own.config))
         assert f"Final {name} of the first rule" in page
         assert "accuracy" not in page.partition("<h1>")[2].partition("<h2>Settings")[0]
         assert all(len(heights(chart)) > 1 for chart in charts[: len(metrics) + 1]), "no flat line"
@@ -145,7 +145,7 @@ def test_an_accuracy_beyond_0_and_1_is_no_percentage(tmp_path, charts, monkeypat
     rows = dict(summary_rows(results, 0.9, brief=True))
     assert float(rows["final accuracy"][0].split()[0]) == pytest.approx(results[0].final_accuracy, rel=0.5)
     assert not [title for title in rows if "%" in title or " to " in title]
-    render_report(results, "", 0.9, _configuration(results, own.config), {})
+    render_report(results, "", 0.9, _configuration(results, own.config))
     assert all(len(heights(chart)) > 1 for chart in charts[:2])
     drawn = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *args, **more: drawn.append(figure.axes))
@@ -188,7 +188,7 @@ def test_figures_and_tables_for_print(tmp_path, monkeypatch):
     assert score.get_ylim()[1] > 50
     assert auc.get_ylim()[1] <= 1
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()][2] == "target 25 $x$"
-    text = "unknown panel 'accuracy'; known: auc, participation, perplexity, score, staleness"
+    text = "unknown panel 'accuracy'; known: auc, perplexity, score, staleness"
     check_refused(text, results.draw, tmp_path / "one.svg", panels=["accuracy"])
 
 

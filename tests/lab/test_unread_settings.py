@@ -97,11 +97,11 @@ def test_config_json_holds_what_a_run_has_read():
     both, text = settings_of(["fedavg", "zenopp"], concurrency=10, arrivals=UNLIMITED, rounds=1, validation=8)
     assert (both["concurrency"], both["validation"], both["rounds"]) == (10, 8, 1)
     assert not {"arrivals", "alpha", "classes", "mu", "control_codec", "stale_models", "sampling", "data_dir"} & {*both}
-    assert "12 clients (iid), 10 at once, delays" in text
+    assert text.startswith("12 clients, data digits, model logreg, concurrency 10, delays fadas-large, partition iid, ")
     rounds, text = settings_of(["fedbuff:buffer_size=2"], protocol="rounds", arrivals=4)
     assert (rounds["arrivals"], rounds["stale_models"]) == (4, 5)
     assert not {"concurrency", "refill", "validation", "refresh_every"} & {*rounds}
-    assert "12 clients (iid), delays" in text
+    assert text.startswith("12 clients, data digits, model logreg, delays fadas-large, partition iid, ")
 
 
 @pytest.mark.parametrize("rule", ["gsgm", "fedbuff"])

@@ -260,7 +260,7 @@ def test_runs_that_follow_each_other_share_their_workers(jobs, others, monkeypat
 def test_impossible_workers(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     refused = CliRunner().invoke(app, ["compare", "--workers=0"])
-    assert (refused.exit_code, "--workers" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "Invalid value for '--workers'" in refused.stderr) == (2, True)
     without_ray = CliRunner().invoke(app, ["run", "--rule", "fedbuff", "--workers", "ray"])
     assert "needs Ray: pip install 'afflux[ray]'" in without_ray.stderr
     check_refused("workers is 0, must be at least 1", run_paired, [RULE], 0, SMALL, workers=0)

@@ -66,7 +66,7 @@ def paused_run(store, folder=None):
 
 def resume(interrupted, progress=None, seconds=CHECKPOINT_SECONDS, task=None, workers=1, on_evaluation=None):
     """The result of a run that goes on from its last checkpoint."""
-    facts = (interrupted.path, interrupted.spec, interrupted.header.seed, interrupted.config, interrupted.output)
+    facts = (interrupted.path, interrupted.spec, interrupted.notes.header.seed, interrupted.config, interrupted.output)
     return run_in_store(*facts, progress, seconds, task, workers, interrupted, on_evaluation)
 
 

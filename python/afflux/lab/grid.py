@@ -35,8 +35,6 @@ from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 
 #: Settings that a grid may have in addition to the options of rules.
 SETTINGS = ("client_lr", "local_steps", "local_epochs", "batch_size", "weight_decay", "mu", "concurrency", "refill")
-#: The last part of a run, whose mean score is compared; it is less noisy than the last evaluation.
-LATE_SHARE = 0.25
 #: The run folder of the test part.
 TEST = "test"
 EDGE = "†"  #: marks a best value in tables
@@ -349,7 +347,7 @@ def run_grid(
     tuning = measure([Job(point.spec, seeds[0], (), part, True) for point, part in zip(grid, parts, strict=True)])
     tried = []
     for point, outcome in zip(grid, tuning, strict=True):
-        score = outcome.late_score(LATE_SHARE) if outcome.evaluations else nan
+        score = outcome.late_score() if outcome.evaluations else nan
         label, metrics = point.spec.label, outcome.metrics
         tried.append(Trial(point.rule, point.chosen, label, score, outcome.evaluations, metrics, outcome.reason))
     best = [_best(spec.label, tried) for spec in specs]

@@ -84,13 +84,10 @@ TRIALS = (
 WORKERS = "Processes of each run that train; results are the same; ray: tasks of Ray."
 
 
-def _workers(value: str | int) -> Any:
-    text = str(value)  # typer parses the default, a number, too
-    if text == "ray":
-        return text
-    if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"{text} is not a number of at least 1, or ray")
-    return int(text)
+def _workers(text: str) -> Any:
+    if text != "ray" and int(text) < 1:
+        raise ValueError(text)
+    return text if text == "ray" else int(text)
 
 
 TrainingWorkers = Annotated[Any, typer.Option("--workers", parser=_workers, metavar="N", help=WORKERS)]
@@ -112,8 +109,7 @@ def make_runs(
     from afflux.lab.runs.library import Simulation
 
     simulation, folder = Simulation.of(config, specs, seeds, paired=paired), out or dated_folder()
-    titles = [job.title for job in simulation.jobs]
-    with show_progress(titles, config.arrivals) as watch:
+    with show_progress([job.title for job in simulation.jobs], config.arrivals) as watch:
         return folder, simulation.run(out=folder, watch=watch, **options)
 
 

@@ -67,7 +67,6 @@ class Header(_Line, frozen=True, tag="header"):
     inputs: dict[ShortText, Digest] | msgspec.UnsetType = msgspec.UNSET  #: SHA-256 of the data, the model, ... by name
     versions: dict[ShortText, ShortText] | msgspec.UnsetType = msgspec.UNSET  #: of NumPy and torch
     metrics: Annotated[tuple[Metric, ...], Meta(min_length=1)] | msgspec.UnsetType = msgspec.UNSET  #: of the task
-    updates: str | msgspec.UnsetType | None = msgspec.UNSET  #: of an older afflux: a file of the clients' updates
 
     @property
     def task_metrics(self) -> tuple[Metric, ...]:
@@ -100,7 +99,6 @@ class ArrivalLine(_Line, frozen=True, tag="arrival"):
     time: float  #: virtual time of the arrival
     reason: Label | msgspec.UnsetType = msgspec.UNSET  #: of a faulty arrival
     dispatched: float | msgspec.UnsetType = msgspec.UNSET  #: virtual time of the dispatch, if clients come and go
-    update: Count | msgspec.UnsetType | None = msgspec.UNSET  #: of an older afflux: its row in the file of updates
 
 
 class DropoutLine(_Line, frozen=True, tag="dropout"):

@@ -91,10 +91,10 @@ def curve(runs: Sequence[Evaluated], across: str, up: str) -> Curve:
 
     Args:
         runs: of one rule, one for each seed.
-        across: a field of `Evaluation`: arrivals, version or virtual_time; or bytes, of a `RunResult`.
+        across: a field of `Evaluation`: arrivals, version or virtual_time.
         up: the name of a metric.
     """
-    x = [np.array(run.places(across), float) for run in runs]
+    x = [np.array([getattr(row, across) for row in run.evaluations], float) for run in runs]
     y = [np.array([getattr(row, up) for row in run.evaluations], float) for run in runs]
     y = [np.where(np.isfinite(values), values, np.nan) for values in y]
     if len({tuple(row.arrivals for row in run.evaluations) for run in runs}) > 1:

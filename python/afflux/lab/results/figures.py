@@ -9,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from afflux.lab.results.curves import (
     COLOURS,
@@ -23,7 +23,7 @@ from afflux.lab.results.curves import (
     staleness_bins,
     staleness_shares,
 )
-from afflux.lab.results.run_result import BYTES, RunResult, group_by_rule
+from afflux.lab.results.run_result import RunResult, group_by_rule
 from afflux.lab.results.statistics import shown_metrics, shown_target
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
@@ -37,7 +37,6 @@ ACROSS = {
     "rounds": ("version", "rounds"),
     "time": ("virtual_time", "virtual time (units of the delays)"),
     "arrivals": ("arrivals", "arrivals"),
-    BYTES: (BYTES, "bytes sent, up and down"),
 }
 NARROW = 4.0  #: inches of a panel below which text is small
 SMALL: Any = {"font.size": 7.5, "axes.titlesize": 7.5, "lines.linewidth": 1.1, "lines.markersize": 3.5}
@@ -64,8 +63,6 @@ def draw_comparison(
     for what, names, choices in kinds:
         for name in names:
             known(what, name, choices)
-    if BYTES in x and not all(run.sent_bytes for run in results):
-        raise ConfigError("x is bytes, which runs of an earlier afflux do not have")
     drawn = [(panel, axis) for panel in panels for axis in (x if panel in metrics else [""])]
     if not drawn:
         raise ConfigError("give at least one panel and, for curves, one x")
@@ -128,8 +125,6 @@ def draw_metric(
         axes.set_xscale("symlog", linthresh=10)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         title = "rounds (logarithmic: buffer sizes differ)"
-    if x == BYTES:
-        axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.set_xlabel(title)
     if metric.is_share:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

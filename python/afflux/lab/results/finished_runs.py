@@ -279,7 +279,6 @@ class ResultFacts(msgspec.Struct, frozen=True):
     parts: dict[str, Any]
     buffers_digest: str = ""
     client_evaluations: tuple[ClientEvaluation, ...] = ()
-    sent_bytes: tuple[tuple[Count, Count], ...] = ()
 
 
 def result_facts(index: int, result: RunResult | None) -> dict[str, Any]:
@@ -311,8 +310,8 @@ def _result(folder: Path, line: Mapping[str, Any]) -> RunResult:
     history = RunHistory(msgspec.convert(line["evaluations"], list[Evaluation], dec_hook=hook))
     for arrival in log.arrivals:
         history.add_arrival(arrival.client, arrival.status, arrival.staleness)
-    for dropout in log.dropouts:
-        history.add_dropout(dropout.fate)
+    for _ in log.dropouts:
+        history.add_dropout()
     for round in log.rounds:
         history.add_round(round)
     history.seconds = [] if np.isnan(facts.server_ms) else [facts.server_ms / 1e3]

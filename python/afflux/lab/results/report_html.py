@@ -5,7 +5,6 @@ messages is data: the template escapes it. The page's own policy forbids scripts
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from io import StringIO
@@ -42,7 +41,6 @@ STYLE |= {"xtick.color": GREY, "ytick.color": GREY, "figure.facecolor": "none", 
 #: Matplotlib's colours, and those of the page, which are others in the dark.
 PAGE_COLOURS = {GREY: "soft", "#dddddd": "rule"}
 PAGE_COLOURS |= {colour.picture.lower(): f"c{number}" for number, colour in enumerate(COLOURS)}
-MOST_PAIRS = 45  #: the most pairs of rules in the table of differences: those of ten rules
 
 Groups = Mapping[str, Sequence[RunResult]]
 TextRows = list[list[str]]
@@ -78,11 +76,9 @@ def render_report(results: Sequence[RunResult], setting: str, target: float, con
         level=f"{LEVEL:.0%}",
         summary=_compared(summary_rows(results, target, brief=False)),
         curves=list(_curves(groups, shown_metrics(results), goal)),
-        differences=_differences(differences[:MOST_PAIRS], metric),
-        more_pairs=max(len(differences) - MOST_PAIRS, 0),
+        differences=_differences(differences, metric),
         staleness=_staleness(groups),
         shared_staleness="; ".join(schedule.label for schedule in schedules(groups)),
-        rejections=list(_rejections(groups)),
         configuration=configuration,
     )
 
@@ -163,14 +159,3 @@ def _staleness(groups: Groups) -> tuple[Chart, Chart]:
         _chart("Staleness of the arrivals", partial(draw_staleness, groups=groups), shared),
         _chart("Weight by staleness", partial(draw_weights, groups=groups), dict(enumerate(groups))),
     )
-
-
-def _rejections(groups: Groups) -> Iterator[list[str]]:
-    for label, runs in groups.items():
-        for title, counts in (
-            ("decision", [run.decisions for run in runs]),
-            ("rejected by the rule", [run.totals.rejected for run in runs]),
-            ("rounds without a step", [{"all arrivals rejected": run.totals.skipped} for run in runs]),
-        ):
-            reasons = sum(map(Counter, counts), Counter[str]())
-            yield from ([label, title, reason, str(count)] for reason, count in reasons.items())

@@ -30,16 +30,18 @@ from afflux.lab.results.run_result import RunResult, buffer_sizes, buffers_text,
 from afflux.lab.results.statistics import data_frame, paired_differences
 from afflux.ops.errors import ConfigError, StoreError, UnavailableError
 from afflux.sim.errors import errors_of_writing, require
-from afflux.sim.workload.config import IMAGES, OF_PRESENCE, SimConfig
+from afflux.sim.workload.config import OF_PRESENCE, SimConfig
 from afflux.sim.workload.selection import reads_results
 from afflux.store.lock import LOCK, InUseError, Lock
 
 #: Files with a table each, see `data_frame`.
 CSV_TABLES = {"metrics.csv": "evaluations"}  # clients.csv: of a task that evaluates clients
-CSV_TABLES |= {f"{name}.csv": name for name in ("staleness", "participation", "summary", "bytes", "clients")}
+CSV_TABLES |= {f"{name}.csv": name for name in ("staleness", "participation", "summary", "clients")}
 FILES = ("config.json", *CSV_TABLES, "summary.json", "curves.png", "report.html")
-OLD_FILES = ("targets.csv",)  #: which an older afflux wrote, too
+OLD_FILES = ("targets.csv", "bytes.csv")  #: which an older afflux wrote, too
 FOLDERS = {FOLDER, MODELS, "tensorboard"}  # the last one is of an older afflux
+#: Settings that `describe_setting` names also if they have their defaults.
+USUAL = ("data", "model", "concurrency", "delays")
 #: They write the files; SciPy comes with the last one.
 PACKAGES = ("matplotlib", "pandas", "jinja2", "safetensors", "sklearn")
 #: File beside the logs of a run with a store: an id that no other store can know. A forged store may name any folder.
@@ -263,50 +265,26 @@ def _summary(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:
 
 def describe_setting(config: SimConfig, results: Sequence[RunResult], failures: Sequence[FailedRun] = ()) -> str:
     """Return one line that describes the settings, and names the runs without a result."""
-    seeds = len({run.seed for run in results})
-    leaders = {run.leader for run in results} - {""}
-    paired = f", all on the updates of {', '.join(sorted(leaders))}" if leaders else ""
-    task = " or ".join(dict.fromkeys(_task_text(run, results, config) for run in results))
+    read, total = _settings_read(results, config), results[0].division.get("num_clients", config.num_clients)
+    least, most = (choose(run.num_clients for run in results) for choose in (min, max))  # depends on the seed
+    holding = "" if least == total else f"{least} of " if least == most else f"{least} to {most} of "
+    parts = [f"{holding}{total} clients"]
+    for name in ("task", "data", "model", "concurrency", "delays", "selection", *OF_PRESENCE):
+        texts = dict.fromkeys(str(run.settings.get(name, getattr(config, name))) for run in results)
+        if name in read and (name in USUAL or [*texts] != [str(getattr(SimConfig, name))]):
+            parts.append(f"{name} {' or '.join(texts)}")
+    for name in (name for name in results[0].division if name != "num_clients"):
+        parts.append(f"{name} {' or '.join(dict.fromkeys(str(run.division.get(name)) for run in results))}")
     arrivals = sorted({len(run.staleness) for run in results})
-    at_once = f", {_values(results, config, 'concurrency')} at once"
-    at_once *= "concurrency" in _settings_read(results, config)
-    values = {name: _values(results, config, name) for name in ("selection", *OF_PRESENCE)}
-    presence = "".join(f"{name} {text}, " for name, text in values.items() if text != str(getattr(SimConfig, name)))
-    reads = any(reads_results(str(run.settings.get("selection", config.selection))) for run in results)
-    sizes = buffer_sizes(results)
-    buffers = f"{buffers_text(sizes)}, " if sizes else ""
-    own = ", each rule with dispatches of its own" if reads and not leaders else ""
-    return (
-        f"{task}{at_once}, delays {_values(results, config, 'delays')}, {presence}"
-        f"{' to '.join(map(str, arrivals[:: max(len(arrivals) - 1, 1)]))} arrivals, {buffers}"
-        f"{seeds} seed{'s' if seeds > 1 else ''}{paired}{own}{''.join(f'; {run}' for run in failures)}"
-    )
-
-
-def _task_text(run: RunResult, results: Sequence[RunResult], config: SimConfig) -> str:
-    """Return the task of a run, and how its data are divided."""
-    settings = asdict(config) | dict(run.settings)
-    total = run.division.get("num_clients", settings["num_clients"])
-    if settings["task"] != IMAGES:
-        division = ", ".join(f"{name} {value}" for name, value in run.division.items() if name != "num_clients")
-        return f"{settings['task']}, {_clients(results, total)}{division and f' ({division})'}"
-    partition = settings["partition"]
-    if partition == "dirichlet":
-        partition = f"Dirichlet({settings['alpha']:g})"
-    return f"{settings['data']}, {settings['model']}, {_clients(results, settings['num_clients'])} ({partition})"
-
-
-def _values(results: Sequence[RunResult], config: SimConfig, name: str) -> str:
-    """Return the values of a setting in all runs."""
-    return " or ".join(dict.fromkeys(str(run.settings.get(name, getattr(config, name))) for run in results))
-
-
-def _clients(results: Sequence[RunResult], total: int) -> str:
-    """Return how many of all clients hold data, which may depend on the seed."""
-    least, most = (choose(run.num_clients for run in results) for choose in (min, max))
-    if least == total:
-        return f"{total} clients"
-    return f"{least if least == most else f'{least} to {most}'} of {total} clients"
+    parts.append(f"{' to '.join(map(str, arrivals[:: max(len(arrivals) - 1, 1)]))} arrivals")
+    parts += [buffers_text(sizes)] if (sizes := buffer_sizes(results)) else []
+    seeds, leaders = len({run.seed for run in results}), {run.leader for run in results} - {""}
+    parts.append(f"{seeds} seed{'s' if seeds > 1 else ''}")
+    if leaders:
+        parts.append(f"all on the updates of {', '.join(sorted(leaders))}")
+    elif any(reads_results(str(run.settings.get("selection", config.selection))) for run in results):
+        parts.append("each rule with dispatches of its own")
+    return "; ".join([", ".join(parts), *map(str, failures)])
 
 
 def _settings_read(results: Sequence[RunResult], config: SimConfig) -> dict[str, Any]:

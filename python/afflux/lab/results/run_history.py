@@ -11,7 +11,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from afflux.aggregation.reports import Report
 from afflux.lab.results.audit_log import RoundLine
 from afflux.lab.results.run_result import ClientEvaluation, Evaluation, RoundTotals
-from afflux.sim.workload.availability import Fate
 from afflux.sim.workload.config import Count
 from afflux.sim.workload.evaluation import CLASSIFICATION
 
@@ -59,8 +58,8 @@ class TrackedRun(NamedTuple):
 OnEvaluation = Callable[[TrackedRun, dict[str, float]], None]
 
 
-class RunHistory(Struct, forbid_unknown_fields=True):
-    """Evaluations, arrivals and rounds of a run so far, in types that JSON has."""
+class RunHistory(Struct):
+    """Evaluations, arrivals and rounds of a run so far, in types that JSON has; an older afflux kept more numbers."""
 
     evaluations: Annotated[list[Evaluation], Meta(min_length=1)]
     clients: list[Count] = field(default_factory=list)  #: of each arrival
@@ -73,10 +72,6 @@ class RunHistory(Struct, forbid_unknown_fields=True):
     first_fault: str = ""  #: the message about the first faulty arrival
     faults_in_a_row: Count = 0  #: number of faulty arrivals since the last one that was not
     client_evaluations: list[ClientEvaluation] | UnsetType = UNSET  #: of a task that evaluates clients
-    pulls: Count | UnsetType = UNSET  #: number of dispatches; not in the checkpoints of older runs
-    lost_uploads: Count = 0  #: number of dispatches whose uploads were sent, but lost or late
-    #: Numbers of uploads and of dispatches before each evaluation.
-    messages_at_evaluations: list[tuple[Count, Count]] | UnsetType = UNSET
     cpu_seconds: float = 0.0  #: of the run in its own process, up to the checkpoint
 
     def add_arrival(self, client: int, status: str, staleness: int) -> None:
@@ -86,10 +81,9 @@ class RunHistory(Struct, forbid_unknown_fields=True):
         self.decisions[status] = self.decisions.get(status, 0) + 1
         self.faults_in_a_row = self.faults_in_a_row + 1 if status == "faulty" else 0
 
-    def add_dropout(self, fate: Fate) -> None:
+    def add_dropout(self) -> None:
         """Add one dispatch whose result never arrives."""
         self.decisions[LOST] = self.decisions.get(LOST, 0) + 1
-        self.lost_uploads += fate != "never"
 
     def result_fields(self) -> dict[str, Any]:
         """Return the fields of `RunResult` that the history holds."""

@@ -24,7 +24,6 @@ from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
 if TYPE_CHECKING:
     from torch import nn
 
-BYTES = "bytes"  #: see `RunResult.places`
 #: The fields of an evaluation before the values of its metrics.
 PLACE = ("arrivals", "version", "virtual_time")
 
@@ -103,10 +102,6 @@ class Evaluated:
     def final_score(self) -> float:
         """The score after the last arrival."""
         return self.evaluations[-1].score
-
-    def places(self, across: str) -> list[float]:
-        """Return a field of all evaluations."""
-        return [getattr(row, across) for row in self.evaluations]
 
     @property
     def best_score(self) -> float:
@@ -203,8 +198,6 @@ class RunResult(Evaluated):
     layout: Layout | None = None  #: the places of the model's arrays in params and buffers; None: the result was read
     constants: str = ""  #: SHA-256 of the arrays that no client trains
     inputs: Mapping[str, str] = field(default_factory=dict)  #: digests of data, initial model, ...; empty: no log
-    #: Bytes up to the server and down to the clients until each evaluation; empty: an older run, without these numbers.
-    sent_bytes: tuple[tuple[int, int], ...] = ()
     model_file: Path | None = None  #: in the run folder, with every array of the final model; None: no folder
 
     def load(self, model: "nn.Module") -> None:
@@ -274,16 +267,6 @@ class RunResult(Evaluated):
         return sum(self.totals.rejected.values())
 
     @property
-    def bytes_up(self) -> float:
-        """Bytes that clients have sent to the server until the last evaluation, those of faulty arrivals too."""
-        return self.sent_bytes[-1][0] if self.sent_bytes else math.nan
-
-    @property
-    def bytes_down(self) -> float:
-        """Bytes that clients have pulled until the last evaluation."""
-        return self.sent_bytes[-1][1] if self.sent_bytes else math.nan
-
-    @property
     def server_ms(self) -> float:
         """Mean milliseconds of the server's arithmetic per round."""
         return 1e3 * float(self.server_seconds.mean()) if len(self.server_seconds) else math.nan
@@ -292,11 +275,6 @@ class RunResult(Evaluated):
         """Return the first evaluation with a score that reaches `target`, or None."""
         reaches = self.metrics[0].reaches
         return next((evaluation for evaluation in self.evaluations if reaches(evaluation.score, target)), None)
-
-    def places(self, across: str) -> list[float]:
-        """Return a field of all evaluations, or with "bytes" what was sent until each, up and down."""
-        sent = [float(up + down) for up, down in self.sent_bytes] or [math.nan] * len(self.evaluations)
-        return sent if across == BYTES else super().places(across)
 
     def client_scores(self, model: str = "server") -> np.ndarray:
         """Return the scores of the sampled clients after the last arrival, the worst first; empty if there are none."""
@@ -307,9 +285,7 @@ class RunResult(Evaluated):
     def summary(self, target: float) -> dict[str, float]:
         """Return the summary's numbers by name; nan where the target was not reached."""
         hit, counts = self.first_to_reach(target), arrivals_per_client(self.clients, self.num_clients)
-        sent = dict(zip(self.evaluations, map(sum, self.sent_bytes), strict=False))
         others = {
-            "bytes_to_target": sent.get(hit, math.nan) if hit else math.nan,
             "rounds_to_target": hit.version if hit else math.nan,
             "time_to_target": hit.virtual_time if hit else math.nan,
             "participating_clients": int(np.count_nonzero(counts)),
@@ -332,7 +308,7 @@ class Number(NamedTuple):
     digits: int | None  #: after the point; None: significant ones
     of_score: bool = False  #: whether it is in the unit of the score
     brief: bool = True  #: whether the terminal shows it
-    #: Of a time to the target: what is larger at the end of a run without the target, see `RunResult.places`.
+    #: Of a time to the target: what is larger at the end of a run without the target: a field of `Evaluation`.
     horizon: str = ""
     scale: float = 1.0  #: factor of the shown number
 
@@ -351,9 +327,6 @@ NUMBERS = (
     Number("rejected_arrivals", "rejected arrivals", 0, brief=False),
     Number("participating_clients", "clients that took part", 0, brief=False),
     Number("participation_gini", "Gini coefficient of participation", 2, brief=False),
-    Number("bytes_up", "MB from clients to the server", None, brief=False, scale=1e-6),
-    Number("bytes_down", "MB from the server to clients", None, brief=False, scale=1e-6),
-    Number("bytes_to_target", "MB, up and down, to {}", None, brief=False, horizon="bytes", scale=1e-6),
 )
 #: Beginnings of the names of further numbers, by `ClientEvaluation.model`, and ends of their names with their titles.
 MODELS = {"server": "client", "personal": "personal_client"}
@@ -463,7 +436,7 @@ def summarise(results: Sequence[RunResult], target: float) -> dict[str, dict[str
         for name in rows[0]:
             values = [row[name] for row in rows]
             if name in horizons:
-                ends = [run.places(horizons[name])[-1] for run in runs]
+                ends = [getattr(run.evaluations[-1], horizons[name]) for run in runs]
                 table[label][name] = time_statistics(values, ends)
             else:
                 mean = seed_statistics(values)

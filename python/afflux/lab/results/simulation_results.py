@@ -116,9 +116,8 @@ class SimulationResults(tuple[RunResult, ...]):
         Args:
             table: evaluations (one row each), runs (the numbers of `RunResult.summary`), arrivals (client and staleness
                 of each), staleness and participation (arrivals by staleness, and by client), summary (mean and
-                deviation of these numbers for each rule), table (the text that is printed), bytes (sent until
-                each evaluation), clients (the evaluations of single clients), or differences (of the final score
-                between rules).
+                deviation of these numbers for each rule), table (the text that is printed), clients (the evaluations
+                of single clients), or differences (of the final score between rules).
 
         Raises:
             ConfigError: an unknown table.
@@ -147,7 +146,7 @@ class SimulationResults(tuple[RunResult, ...]):
             path: of a .pdf, .svg or .png file.
             panels: some of score (the first metric), the names of the metrics (accuracy and loss, unless the task
                 declares others) and staleness.
-            x: below curves of metrics: rounds, time, arrivals or bytes; for several, each has its panels.
+            x: below curves of metrics: rounds, time or arrivals; for several, each has its panels.
             size: width in inches, such as 3.3 for one column of a page, or width and height. Narrow panels have smaller
                 text and stand in several rows. Default: 4.5 inches for each panel.
             title: above the figure; default: the settings, or nothing if `size` is given.

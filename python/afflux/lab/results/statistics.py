@@ -178,8 +178,8 @@ def data_frame(results: Sequence[RunResult], table: str, target: float, dtype: t
         table: evaluations: one row each; runs: the numbers of `RunResult.summary`, a row for each run; summary: their
             mean and standard deviation over seeds, a row for each rule; table: the text that is printed, a row for each
             rule; arrivals: client and staleness of each arrival; staleness: number of arrivals by staleness;
-            participation: arrivals of each client that was seen; bytes: those sent until each evaluation;
-            differences: of the final score, see `paired_differences`; clients: the evaluations of single clients.
+            participation: arrivals of each client that was seen; differences: of the final score, see
+            `paired_differences`; clients: the evaluations of single clients.
         target: for the numbers that have one.
         dtype: of all columns; `object` leaves the values as they are. Default: the type of the values of a column.
 
@@ -246,10 +246,6 @@ TABLES: dict[str, ResultTable] = {
     ),
     "staleness": _by_run(("staleness", "arrivals"), lambda run: _counts(run.staleness)),
     "participation": _by_run(("client", "arrivals"), lambda run: _counts(run.clients)),
-    "bytes": _by_run(
-        ("arrivals", "up", "down"),
-        lambda run: ((row.arrivals, *sent) for row, sent in zip(run.evaluations, run.sent_bytes, strict=False)),
-    ),
     "clients": _by_run(
         ("arrivals", "client", "model", METRICS),
         lambda run: ((*row[:3], *row.values) for row in run.client_evaluations),

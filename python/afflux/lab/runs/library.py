@@ -14,7 +14,6 @@ from afflux.lab.results.run_result import buffers_text
 from afflux.lab.results.simulation_results import SimulationResults
 from afflux.lab.runs.compare import compare, inputs_of_jobs, make_jobs
 from afflux.lab.runs.run_checkpoint import CHECKPOINT_SECONDS, StoredRun, interrupted_run
-from afflux.lab.runs.setup import num_parameters
 from afflux.lab.runs.workers import Workers
 from afflux.lab.tasks.ignored_settings import (
     OF_FUNCTION,
@@ -314,10 +313,6 @@ class Simulation:
             interrupted = interrupted_run(Path(store), output, self.jobs[0], self.config)
             options["store"] = StoredRun(Path(store), checkpoint_every, interrupted)
         return run_in_folder(self.jobs, self.config, output, self.task, **options)
-
-    def num_parameters(self) -> int:
-        """Return the number of trained parameters of the model, d."""
-        return num_parameters(self.config, self.task)
 
 
 def run_in_folder(

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-import msgspec
-
 from afflux.lab.results.run_history import Progress, RunHistory, RunProgress
 from afflux.lab.results.run_result import PLACE, ClientEvaluation, Evaluation, RunResult
 from afflux.lab.runs.run_record import RunRecord
@@ -31,7 +29,6 @@ class _StartedEvaluation(NamedTuple):
     place: tuple[int, int, float]  #: arrivals, version, virtual time
     figures: "Future[tuple[float, ...]]"
     round_means: dict[str, float]  #: `RunRecord.take_round_means`
-    messages: tuple[int, int]  #: see `RunHistory.messages_at_evaluations`
 
 
 class RecordedServer:
@@ -64,7 +61,7 @@ class RecordedServer:
             values = self._evaluated().result()
             first = Evaluation(0, self.server.version, 0.0, *values, names=self._names)
             config.check_unit(first.score, setup.metrics[0])
-            history = RunHistory([first], pulls=0, messages_at_evaluations=[(0, 0)])
+            history = RunHistory([first])
         self.history = history
         self.record = RunRecord(spec, setup, leader, self.server, history)  #: The audit log and the result of the run.
 
@@ -86,12 +83,10 @@ class RecordedServer:
             TrainingError: the training has failed, or the loss or the vector is not finite; and the setting `faults` is
                 raise, or too many arrivals are faulty for the run to go on.
         """
-        history, config = self.history, self._setup.config
+        config = self._setup.config
+        if isinstance(event, Dropout):
+            self.record.add_dropout(event)
         if not isinstance(event, PushedUpdate):
-            if history.pulls is not msgspec.UNSET:
-                history.pulls += 1
-            if isinstance(event, Dropout):
-                self.record.add_dropout(event)
             return
         if self._handed_in is not None:
             self._handed_in.refresh()
@@ -127,8 +122,7 @@ class RecordedServer:
             figures = self._evaluated()
         means = self.record.take_round_means()
         place = len(history.staleness), version, history.time
-        messages = len(history.staleness) + history.lost_uploads, history.pulls or 0
-        self._started.append(_StartedEvaluation(place, figures, means, messages))
+        self._started.append(_StartedEvaluation(place, figures, means))
 
     def _evaluated(self) -> "Future[tuple[float, ...]]":
         model = self.server.pull()
@@ -147,12 +141,10 @@ class RecordedServer:
         """
         started = self._started
         while started and (wait or started[0].figures.done()):
-            place, figures, round_means, messages = started[0]
+            place, figures, round_means = started[0]
             evaluation = Evaluation(*place, *figures.result(), names=self._names)
             self._setup.config.check_unit(evaluation.score, self._setup.metrics[0])
             started.popleft()
-            if self.history.messages_at_evaluations is not msgspec.UNSET:
-                self.history.messages_at_evaluations.append(messages)
             self.record.add_evaluation(evaluation, round_means)
 
     @property

@@ -117,11 +117,6 @@ class InterruptedRun:
         self.check_run_folder()
 
     @property
-    def header(self) -> audit_log.Header:
-        """The header of its log."""
-        return self.notes.header
-
-    @property
     def arrivals(self) -> int:
         """Number of arrivals before the checkpoint."""
         return self.notes.stream.arrivals
@@ -154,7 +149,7 @@ class InterruptedRun:
         except OSError as error:
             raise ConfigError(f"cannot read {self.log}: {error.strerror}") from error
         if not self.arrivals:  # the run starts again; the log may end in the middle of its header
-            header = audit_log.encode_json(self.header)
+            header = audit_log.encode_json(self.notes.header)
             same = header.startswith(content[: len(header)])
         elif len(content) < self.notes.log_bytes:
             return  # AuditLogWriter raises for it
@@ -180,14 +175,14 @@ class InterruptedRun:
 
     def check_setup(self, setup: RunSetup) -> None:
         """Raise ConfigError if code, data or initial params are not those with which the run began."""
-        if code_digests(self.spec.name, self.config.task, self.config.selection) != (self.header.code or {}):
-            names = [self.header.rule, *(self.header.config.get(name, "") for name in ("task", "selection"))]
-            files = " or ".join(str(name).partition(":")[0] for name in names if ".py" in str(name))
+        names = self.spec.name, self.config.task, self.config.selection
+        if code_digests(*names) != (self.notes.header.code or {}):
+            files = " or ".join(name.partition(":")[0] for name in names if ".py" in name)
             raise ConfigError(
                 f"{self.path}: {files}, or a module next to it, is not the one with which the run began: undo the "
                 "change, or begin a new run"
             )
-        refuse_other_setup(setup, self.path, self.header)
+        refuse_other_setup(setup, self.path, self.notes.header)
 
     def read_arrays(self) -> dict[str, np.ndarray]:
         """Read `EventLoop.state_arrays`; raise StoreError if their file is damaged."""

@@ -12,7 +12,7 @@ import numpy as np
 from afflux import __version__
 from afflux.lab.results import audit_log
 from afflux.lab.results.finished_runs import package_versions
-from afflux.lab.results.model_file import FOLDER, constants_sha256, module_arrays, write_model
+from afflux.lab.results.model_file import FOLDER, constants_sha256, write_model
 from afflux.lab.results.run_history import OnEvaluation, RunHistory, TrackedRun
 from afflux.lab.results.run_result import Evaluation, RunResult, params_sha256
 from afflux.lab.runs.setup import RunSetup
@@ -93,7 +93,7 @@ class RunRecord:
 
     def add_dropout(self, event: Dropout) -> None:
         """Add a dispatch whose result never arrives."""
-        self._history.add_dropout(event.fate)
+        self._history.add_dropout()
         if self.log is not None:
             facts = event.client, len(self._history.staleness), event.time, event.fate, event.freed
             self.log.write(audit_log.DropoutLine(*facts))
@@ -172,7 +172,6 @@ class RunRecord:
         history, setup, server = self._history, self._setup, self._server
         model = setup.model
         buffers = None if model.initial_buffers is None else np.array(server.pull().buffers)
-        up, down = message_bytes(setup)
         result = RunResult(
             spec=self.spec,
             seed=setup.seed,
@@ -193,7 +192,6 @@ class RunRecord:
             layout=model.layout,
             constants=constants_sha256(model.module, model.layout.roles),
             inputs=setup.inputs,
-            sent_bytes=tuple((sent * up, pulls * down) for sent, pulls in history.messages_at_evaluations or ()),
             model_file=None if self.log is None else self._save_model(),
         )
         if self.log is not None:
@@ -225,17 +223,6 @@ class RunRecord:
             versions={name: text for name, text in package_versions().items() if name != "afflux"},
             metrics=msgspec.UNSET if setup.metrics == CLASSIFICATION else setup.metrics,
         )
-
-
-def message_bytes(setup: RunSetup) -> tuple[int, int]:
-    """Return the bytes of an arrival and of a dispatch: the model; for SCAFFOLD also the change of c_i, and c (d,).
-
-    The last two are float32. If the codec of the c_i rounds, a client also pulls its own.
-    """
-    module, layout, config = setup.model.module, setup.model.layout, setup.config
-    model = sum(array.nbytes for name, array in module_arrays(module).items() if name in layout.roles)
-    control = setup.model.initial_params.nbytes if config.client_optimizer == "scaffold" else 0
-    return model + control, model + control * (1 if config.control_codec == "float32" else 2)
 
 
 def _printable(text: str) -> str:

@@ -6,17 +6,10 @@ from typing import Any
 from afflux.lab.tasks.ignored_settings import refuse_ignored_settings, settings_read
 from afflux.lab.tasks.inputs import input_digests
 from afflux.lab.tasks.registry import build_task, task_function
-from afflux.sim.clients.flat_model import FlatModel, make_module
 from afflux.sim.setup import SimulationSetup
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.random_streams import StreamPurpose, random_stream
 from afflux.sim.workload.task import Partitioned, Task
-
-
-def num_parameters(config: SimConfig, task: Task | None = None) -> int:
-    """Return the number of trained parameters of the model, d; `task` replaces that in the settings."""
-    task = build_task(config) if task is None else task
-    return len(FlatModel(make_module(task.model, 0), task.roles).params)
 
 
 class RunSetup(SimulationSetup):

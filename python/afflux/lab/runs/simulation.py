@@ -90,7 +90,7 @@ def simulate(
         if begun is not None:
             versions = {**first.retained_versions, first.version: first.pull()}
             loop.restore(begun.notes.stream, begun.read_arrays(), versions)
-            header, size = begun.header, begun.notes.log_bytes
+            header, size = begun.notes.header, begun.notes.log_bytes
         elif interrupted is not None:
             remove_run_files(interrupted.output.parent, [Job(specs[0], seed)])
         if output is not None:
