@@ -53,7 +53,7 @@ def test_the_configuration_can_be_run_again(folder):
     assert SimConfig(**written["simulation"]) == CONFIG
     assert asdict(CONFIG).keys() - written["simulation"].keys() == {
         *("data_dir", "classes", "mu", "control_codec", "stale_models", "sampling", "validation", "refresh_every"),
-        *(*OF_CLIENTS, *OF_PRESENCE),
+        *("attack", *OF_CLIENTS, *OF_PRESENCE),
     }
     assert written["seeds"] == [0, 1]
     assert [parse_rule(rule["label"]) for rule in written["rules"]] == SPECS
