@@ -42,8 +42,9 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
     def annotation(field: Any) -> Any:
-        option = typer.Option(help=_whole(field.metadata["help"]), hidden=field.name not in COMMON)
-        return Annotated[str if field.type == int | str else field.type, option]
+        text = re.sub(r"(?<=\w)-(?=\w)", HYPHEN, field.metadata["help"])
+        kind = str if field.type == int | str else field.type
+        return Annotated[kind, typer.Option(help=text, hidden=field.name not in COMMON)]
 
     options: dict[str, tuple[Any, Any]] = {one.name: (annotation(one), one.default) for one in fields(SimConfig)}
     more = typer.Option("--help-all", is_eager=True, callback=_print_all, help="Show all options and exit.")
@@ -86,10 +87,6 @@ class Command(typer.core.TyperCommand):
     def get_help(self, ctx: Any) -> str:
         """Return the help, in which the hyphens are those that one types."""
         return super().get_help(ctx).replace(HYPHEN, "-")
-
-
-def _whole(text: str) -> str:
-    return re.sub(r"(?<=\w)-(?=\w)", HYPHEN, text)
 
 
 def _print_all(context: typer.Context, wanted: bool) -> None:

@@ -193,6 +193,5 @@ def run(
         raise ConfigError("--store needs --out, the run folder in which the same command continues")
     specs = parse_rules(rules, buffer_size=buffer_size, server_lr=server_lr)
     config = settings_for_task(context, config, specs)
-    options: dict[str, Any] = {"workers": workers, "store": store}
-    options["checkpoint_every"] = checkpoint_every
+    options: dict[str, Any] = {"workers": workers, "store": store, "checkpoint_every": checkpoint_every}
     print_results(*make_runs(specs, [seed], config, out, **options))
