@@ -63,9 +63,9 @@ AFFLUX_FN std::int64_t inner_work(std::int64_t vectors) {
 
 // The number of elements of each update that are sorted at once for a trimmed mean (cpu/trim.hpp): two cache lines.
 constexpr int kTrimRun = 32;
-// Returns the size of the scratch memory of a trimmed mean in float64: runs of values and of masses, the mass of each
-// update, and up to a cache line for the alignment.
-AFFLUX_FN std::int64_t trim_work(std::int64_t updates) { return updates * (2 * kTrimRun + 1) + 8; }
+// Returns the size of the scratch memory of a trimmed mean in float64: two runs of each update, its mass and an
+// address, and up to a cache line for the alignment.
+AFFLUX_FN std::int64_t trim_work(std::int64_t updates) { return updates * (2 * kTrimRun + 2) + 8; }
 
 // The fields of a row's head besides its codec and size.
 struct RowHead {

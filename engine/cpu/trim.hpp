@@ -1,6 +1,8 @@
-// The weighted trimmed mean of the updates, one tile, in runs of kTrimRun elements of all updates: rows, which are
-// sorted element by element.
+// The weighted trimmed mean of the updates, one tile, in runs of kTrimRun elements of all updates: rows, whose columns
+// are sorted and summed.
 #pragma once
+#include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "api/kernels.hpp"
@@ -12,22 +14,6 @@
 namespace afflux::AFFLUX_ISA {
 namespace {
 
-typedef std::uint64_t LongWords __attribute__((vector_size(simd::kWidth * 8)));
-
-// The vectors of a row's elements, and the largest element.
-template <class E>
-struct LanesOf {
-  using type = simd::Doubles;
-  static constexpr double kMost = __DBL_MAX__;
-};
-template <>
-struct LanesOf<float> {
-  using type = simd::Floats;
-  static constexpr float kMost = __FLT_MAX__;
-};
-
-constexpr int kMostInRegisters = 32;  // updates that are sorted in registers, as far as these last
-
 // The memory of a sum, aligned to cache lines (trim_work in api/kernels.hpp).
 class TrimWork {
  public:
@@ -35,12 +21,16 @@ class TrimWork {
     const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(work) % 64;
     base_ = work + (past == 0 ? 0 : (64 - past) / sizeof(double));
   }
+  double* sorted() const { return base_; }
   template <class E>
   E* rows() const {
-    return reinterpret_cast<E*>(base_);
+    return reinterpret_cast<E*>(base_ + updates_ * kTrimRun);
   }
-  double* mass_rows() const { return base_ + updates_ * kTrimRun; }
-  double* masses() const { return mass_rows() + updates_ * kTrimRun; }
+  double* masses() const { return base_ + 2 * updates_ * kTrimRun; }
+  template <class E>
+  const E** addresses() const {  // of the rows
+    return reinterpret_cast<const E**>(base_ + updates_ * (2 * kTrimRun + 1));
+  }
 
  private:
   std::int64_t updates_;
@@ -65,49 +55,177 @@ AFFLUX_FN void fill_row(const T* update, std::int64_t n, E* row) {
   n == kTrimRun ? convert(update, row, kTrimRun) : convert(update, row, n);
 }
 
-// Returns float32 values as the upper halves of 64-bit words.
-AFFLUX_FN LongWords as_upper(const float* values) {
+// Set `wide` to the values as float64.
+AFFLUX_FN void widen(simd::Floats values, simd::Doubles* wide) {
 #if defined(__AVX512F__)
-  return (LongWords)_mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i*)values)) << 32;
+  wide[0] = (simd::Doubles)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)values));
+  wide[1] = (simd::Doubles)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)values, 1));
 #elif defined(__AVX2__)
-  return (LongWords)_mm256_cvtepu32_epi64(_mm_loadu_si128((const __m128i*)values)) << 32;
+  wide[0] = (simd::Doubles)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)values));
+  wide[1] = (simd::Doubles)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)values, 1));
 #elif defined(__SSE2__)
-  return (LongWords)_mm_unpacklo_epi32(_mm_setzero_si128(), _mm_loadl_epi64((const __m128i*)values));
+  wide[0] = (simd::Doubles)_mm_cvtps_pd((__m128)values);
+  wide[1] = (simd::Doubles)_mm_cvtps_pd(_mm_movehl_ps((__m128)values, (__m128)values));
 #else
-  return (LongWords)vmovl_u32(vreinterpret_u32_f32(vld1_f32(values))) << 32;
+  wide[0] = (simd::Doubles)vcvt_f64_f32(vget_low_f32((float32x4_t)values));
+  wide[1] = (simd::Doubles)vcvt_high_f64_f32((float32x4_t)values);
+#endif
+}
+AFFLUX_FN void widen(simd::Ints values, simd::Doubles* wide) {
+#if defined(__AVX512F__)
+  wide[0] = (simd::Doubles)_mm512_cvtepi32_pd(_mm512_castsi512_si256((__m512i)values));
+  wide[1] = (simd::Doubles)_mm512_cvtepi32_pd(_mm512_extracti64x4_epi64((__m512i)values, 1));
+#elif defined(__AVX2__)
+  wide[0] = (simd::Doubles)_mm256_cvtepi32_pd(_mm256_castsi256_si128((__m256i)values));
+  wide[1] = (simd::Doubles)_mm256_cvtepi32_pd(_mm256_extracti128_si256((__m256i)values, 1));
+#elif defined(__SSE2__)
+  wide[0] = (simd::Doubles)_mm_cvtepi32_pd((__m128i)values);
+  wide[1] = (simd::Doubles)_mm_cvtepi32_pd(_mm_unpackhi_epi64((__m128i)values, (__m128i)values));
+#else
+  wide[0] = (simd::Doubles)vcvtq_f64_s64(vmovl_s32(vget_low_s32((int32x4_t)values)));
+  wide[1] = (simd::Doubles)vcvtq_f64_s64(vmovl_high_s32((int32x4_t)values));
+#endif
+}
+AFFLUX_FN void widen(simd::Doubles values, simd::Doubles* wide) { *wide = values; }
+
+// Values with their masses, each pair packed into one float64 with the bits of the value above those of the mass: these
+// numbers have the order in which values are sorted. None is a NaN, because float64 has more bits for the exponent than
+// float32.
+struct Packed {
+  simd::Doubles low, high;
+};
+AFFLUX_FN Packed packed(simd::Floats values, simd::Words masses) {
+#if defined(__AVX512F__)
+  return {(simd::Doubles)_mm512_unpacklo_epi32((__m512i)masses, (__m512i)values),
+          (simd::Doubles)_mm512_unpackhi_epi32((__m512i)masses, (__m512i)values)};
+#elif defined(__AVX2__)
+  return {(simd::Doubles)_mm256_unpacklo_epi32((__m256i)masses, (__m256i)values),
+          (simd::Doubles)_mm256_unpackhi_epi32((__m256i)masses, (__m256i)values)};
+#elif defined(__SSE2__)
+  return {(simd::Doubles)_mm_unpacklo_epi32((__m128i)masses, (__m128i)values),
+          (simd::Doubles)_mm_unpackhi_epi32((__m128i)masses, (__m128i)values)};
+#else
+  return {(simd::Doubles)vzip1q_u32((uint32x4_t)masses, (uint32x4_t)values),
+          (simd::Doubles)vzip2q_u32((uint32x4_t)masses, (uint32x4_t)values)};
+#endif
+}
+AFFLUX_FN simd::Ints masses_in(Packed pairs) {
+#if defined(__AVX512F__)
+  return (simd::Ints)_mm512_shuffle_ps((__m512)pairs.low, (__m512)pairs.high, 0x88);
+#elif defined(__AVX2__)
+  return (simd::Ints)_mm256_shuffle_ps((__m256)pairs.low, (__m256)pairs.high, 0x88);
+#elif defined(__SSE2__)
+  return (simd::Ints)_mm_shuffle_ps((__m128)pairs.low, (__m128)pairs.high, 0x88);
+#else
+  return (simd::Ints)vuzp1q_u32((uint32x4_t)pairs.low, (uint32x4_t)pairs.high);
+#endif
+}
+AFFLUX_FN simd::Floats values_in(Packed pairs) {
+#if defined(__AVX512F__)
+  return (simd::Floats)_mm512_shuffle_ps((__m512)pairs.low, (__m512)pairs.high, 0xDD);
+#elif defined(__AVX2__)
+  return (simd::Floats)_mm256_shuffle_ps((__m256)pairs.low, (__m256)pairs.high, 0xDD);
+#elif defined(__SSE2__)
+  return (simd::Floats)_mm_shuffle_ps((__m128)pairs.low, (__m128)pairs.high, 0xDD);
+#else
+  return (simd::Floats)vuzp2q_u32((uint32x4_t)pairs.low, (uint32x4_t)pairs.high);
 #endif
 }
 
-// Returns the float32 values in the upper halves of these words.
-AFFLUX_FN simd::Doubles upper(const double* words) {
-#if defined(__AVX512F__)
-  const __m512i shifted = _mm512_srli_epi64(_mm512_loadu_si512(words), 32);
-  return (simd::Doubles)_mm512_cvtps_pd(_mm256_castsi256_ps(_mm512_cvtepi64_epi32(shifted)));
-#elif defined(__AVX2__)
-  const float* const halves = reinterpret_cast<const float*>(words);
-  return (simd::Doubles)_mm256_cvtps_pd(_mm_shuffle_ps(_mm_loadu_ps(halves), _mm_loadu_ps(halves + 4), 0xDD));
-#elif defined(__SSE2__)
-  const __m128 both = _mm_castpd_ps(_mm_loadu_pd(words));
-  return (simd::Doubles)_mm_cvtps_pd(_mm_shuffle_ps(both, both, 0xDD));
-#else
-  return (simd::Doubles)vcvt_f64_f32(vreinterpret_f32_u32(vshrn_n_u64(vreinterpretq_u64_f64(vld1q_f64(words)), 32)));
-#endif
-}
+// The sum of sorted values, each times the mass that is kept of it. Mass is a vector of integers or float64.
+template <class Mass>
+class WeightedSum {
+ public:
+  explicit WeightedSum(const formula::Window& window)
+      : low_(Mass{} + window.low),
+        high_(Mass{} + window.high),
+        below_(Mass{} + window.below),
+        above_(Mass{} + window.above),
+        place_(low_) {}
 
-// Sets a row to values and their mass, each pair packed into one float64 with the bits of the value above those of the
-// mass: these numbers have the order in which values are sorted. None is a NaN, because float64 has more bits for the
-// exponent than float32.
-AFFLUX_FN void pack_row(const float* values, double mass, double* row) {
-  const LongWords low = LongWords{} + static_cast<std::uint64_t>(static_cast<std::int64_t>(mass));
-  for (int i = 0; i < kTrimRun; i += simd::kWidth)
-    simd::Vector::store(row + i, (simd::Doubles)(as_upper(values + i) | low));
-}
+  template <class Values>
+  AFFLUX_INLINE void add(Mass mass, Values values) {
+    before_ = before_ + mass;
+    const Mass after = formula::place_in(before_, low_, high_, below_, above_);
+    simd::Doubles kept[kParts], wide[kParts];
+    widen(after - place_, kept);
+    widen(values, wide);
+    place_ = after;
+    AFFLUX_UNROLL
+    for (int i = 0; i < kParts; ++i) total_[i] = formula::weighted(total_[i], kept[i], wide[i]);
+  }
+  AFFLUX_INLINE void store(double* sums) const {
+    for (int i = 0; i < kParts; ++i) simd::Vector::store(sums + i * simd::kWidth, total_[i]);
+  }
 
-// Returns the masses in packed numbers.
-AFFLUX_FN simd::Doubles mass_in(simd::Doubles packed) {
-  const LongWords exponent = LongWords{} + 0x4330000000000000u;  // of 2^52, of which a mass is the last bits
-  return (simd::Doubles)(((LongWords)packed & 0xFFFFFFFFu) | exponent) - 0x1p52;
-}
+ private:
+  static constexpr int kParts = sizeof(Mass{}[0]) == sizeof(double) ? 1 : 2;
+  const Mass low_, high_, below_, above_;
+  Mass place_, before_ = {};
+  simd::Doubles total_[kParts] = {};
+};
+
+// The columns of rows that all have the same mass, so that of the row k in order kept[k] is kept.
+template <class E>
+struct EqualColumns {
+  using Lanes = std::conditional_t<sizeof(E) == sizeof(double), simd::Doubles, simd::Floats>;
+  static constexpr int kCount = sizeof(Lanes) / sizeof(E), kParts = 1;
+  using Part = Lanes;
+  AFFLUX_INLINE static Part part(Lanes lanes, int) { return lanes; }
+
+  AFFLUX_INLINE Lanes load(int row, int at) const {
+    Lanes lanes;
+    __builtin_memcpy(&lanes, rows[row] + at, sizeof lanes);
+    return lanes;
+  }
+  AFFLUX_INLINE static Lanes most() { return std::numeric_limits<E>::max() - Lanes{}; }
+  // The sum of sorted rows.
+  struct Sum {
+    AFFLUX_INLINE void add(int row, Lanes lanes) {
+      if (kept[row] == 0.0) return;  // what is cut leaves nothing
+      simd::Doubles wide[kCount / simd::kWidth];
+      widen(lanes, wide);
+      AFFLUX_UNROLL
+      for (int i = 0; i < kCount / simd::kWidth; ++i)
+        total[i] = formula::weighted(total[i], simd::Vector::fill(kept[row]), wide[i]);
+    }
+    AFFLUX_INLINE void store(double* sums) const {
+      for (int i = 0; i < kCount / simd::kWidth; ++i) simd::Vector::store(sums + i * simd::kWidth, total[i]);
+    }
+    const double* kept;
+    simd::Doubles total[kCount / simd::kWidth] = {};
+  };
+  AFFLUX_INLINE Sum sum() const { return {kept}; }
+
+  const E* const* rows;
+  const double* kept;
+};
+
+// The columns of rows with masses that differ.
+struct PackedColumns {
+  using Lanes = Packed;
+  static constexpr int kCount = simd::kFloats, kParts = 2;
+  using Part = simd::Doubles;
+  AFFLUX_INLINE static Part part(Lanes lanes, int part) { return part == 0 ? lanes.low : lanes.high; }
+
+  AFFLUX_INLINE Lanes load(int row, int at) const {
+    return packed(simd::load_floats(rows[row] + at),
+                  simd::all(static_cast<std::uint32_t>(static_cast<std::int32_t>(masses[row]))));
+  }
+  AFFLUX_INLINE static Lanes most() {
+    const simd::Doubles all = simd::Vector::fill(std::numeric_limits<double>::max());
+    return {all, all};
+  }
+  struct Sum : WeightedSum<simd::Ints> {
+    using WeightedSum::WeightedSum;
+    AFFLUX_INLINE void add(int, Lanes lanes) { WeightedSum::add(masses_in(lanes), values_in(lanes)); }
+  };
+  AFFLUX_INLINE Sum sum() const { return Sum(window); }
+
+  const float* const* rows;
+  const double* masses;
+  const formula::Window& window;
+};
 
 // Calls exchange(a, b), a < b, for the comparators of Batcher's odd-even merge sort of `count` values, in order. After
 // an exchange, value a must not be greater than value b.
@@ -127,6 +245,11 @@ AFFLUX_FN void exchange(V& low, V& high) {
   high = simd::greater(y, x);
 }
 
+AFFLUX_FN void exchange(Packed& a, Packed& b) {
+  exchange(a.low, b.low);
+  exchange(a.high, b.high);
+}
+
 // The comparators of N values.
 template <int N>
 struct Network {
@@ -142,124 +265,142 @@ struct Network {
   }
 };
 
-// Sorts up to N columns of lanes in registers. What is above the rows is not less than any value.
-template <class E, class V, std::size_t... row, std::size_t... k>
-AFFLUX_FN void sort_columns(int count, const E* const* from, E* rows, std::index_sequence<row...>,
-                            std::index_sequence<k...>) {
-  constexpr Network<sizeof...(row)> kNetwork;
-  for (int i = 0; i < kTrimRun; i += sizeof(V) / sizeof(E)) {
-    V x[sizeof...(row)];
-    ((int{row} < count ? static_cast<void>(__builtin_memcpy(&x[row], from[row] + i, sizeof(V)))
-                       : static_cast<void>(x[row] = LanesOf<E>::kMost - V{})),
-     ...);
-    (exchange(x[kNetwork.at[k].low], x[kNetwork.at[k].high]), ...);
-    ((int{row} < count ? static_cast<void>(__builtin_memcpy(rows + row * kTrimRun + i, &x[row], sizeof(V)))
-                       : static_cast<void>(0)),
-     ...);
+// Sets `sums` to those of sorted rows. Two vectors of columns are summed at once, because each waits for its own sum.
+template <class Columns>
+AFFLUX_FN void sum_rows(const Columns& columns, int count, const typename Columns::Lanes* sorted, double* sums) {
+  constexpr int kVectors = kTrimRun / Columns::kCount;
+  for (int i = 0; i < kVectors; i += 2) {
+    auto first = columns.sum(), second = columns.sum();
+    for (int k = 0; k < count; ++k) {
+      first.add(k, sorted[k * kVectors + i]);
+      second.add(k, sorted[k * kVectors + i + 1]);
+    }
+    first.store(sums + i * Columns::kCount);
+    second.store(sums + (i + 1) * Columns::kCount);
   }
 }
-template <int N, class E>
-__attribute__((noinline)) void sort_rows(int count, const E* const* from, E* rows) {
-  sort_columns<E, typename LanesOf<E>::type>(count, from, rows, std::make_index_sequence<N>(),
-                                             std::make_index_sequence<Network<N>().count>());
+
+// Sets `sums` to the sums of columns of up to N rows, which are sorted in registers.
+template <class Columns, std::size_t... row, std::size_t... k>
+AFFLUX_FN void sum_columns(const Columns& columns, int count, double* memory, double* sums, std::index_sequence<row...>,
+                           std::index_sequence<k...>) {
+  using Lanes = typename Columns::Lanes;
+  constexpr Network<sizeof...(row)> kNetwork;
+  // What is above the rows is not less than any value.
+  const auto load = [&](int at, int from)
+                        AFFLUX_INLINE { return from < count ? columns.load(from, at) : Columns::most(); };
+  const auto store = [](Lanes* lanes, int part, const typename Columns::Part& value) AFFLUX_INLINE {
+    __builtin_memcpy(reinterpret_cast<typename Columns::Part*>(lanes) + part, &value, sizeof value);
+  };
+  if constexpr (sizeof...(row) * Columns::kParts <= 24) {
+    for (int i = 0; i < kTrimRun; i += Columns::kCount) {
+      Lanes x[] = {load(i, row)...};
+      (exchange(x[kNetwork.at[k].low], x[kNetwork.at[k].high]), ...);
+      auto sum = columns.sum();
+      ((int{row} < count ? sum.add(row, x[row]) : static_cast<void>(0)), ...);
+      sum.store(sums + i);
+    }
+  } else {  // parts of their lanes, one after the other, because there are no more registers
+    constexpr int kVectors = kTrimRun / Columns::kCount;
+    Lanes* const sorted = reinterpret_cast<Lanes*>(memory);
+    for (int i = 0; i < kVectors; ++i)
+      for (int part = 0; part < Columns::kParts; ++part) {
+        typename Columns::Part x[] = {Columns::part(load(i * Columns::kCount, row), part)...};
+        (exchange(x[kNetwork.at[k].low], x[kNetwork.at[k].high]), ...);
+        ((int{row} < count ? store(sorted + row * kVectors + i, part, x[row]) : static_cast<void>(0)), ...);
+      }
+    sum_rows(columns, count, sorted, sums);
+  }
+}
+template <int N, class Columns>
+__attribute__((noinline)) void sum_columns(const Columns& columns, int count, double* memory, double* sums) {
+  sum_columns(columns, count, memory, sums, std::make_index_sequence<N>(),
+              std::make_index_sequence<Network<N>().count>());
 }
 
-// Sorts any number of rows, in memory.
-template <class E>
-__attribute__((noinline)) void sort_rows(int count, E* rows) {
-  using V = typename LanesOf<E>::type;
-  constexpr int kVectors = kTrimRun * sizeof(E) / sizeof(V);
+// Does the same with any number of rows, which are sorted in memory.
+template <class Columns>
+__attribute__((noinline)) void sum_many(const Columns& columns, int count, double* memory, double* sums) {
+  using Lanes = typename Columns::Lanes;
+  constexpr int kVectors = kTrimRun / Columns::kCount;
+  Lanes* const rows = reinterpret_cast<Lanes*>(memory);
+  for (int k = 0; k < count; ++k)
+    for (int i = 0; i < kVectors; ++i) rows[k * kVectors + i] = columns.load(k, i * Columns::kCount);
   sort_network(count, [&](int a, int b) AFFLUX_INLINE {
-    V *const low = reinterpret_cast<V*>(rows + a * kTrimRun), *const high = reinterpret_cast<V*>(rows + b * kTrimRun);
+    Lanes *const low = rows + a * kVectors, *const high = rows + b * kVectors;
     AFFLUX_UNROLL
     for (int i = 0; i < kVectors; ++i) exchange(low[i], high[i]);
   });
+  sum_rows(columns, count, rows, sums);
 }
 
-// Sorts rows, which may be elsewhere: `from` has their addresses.
-template <class E>
-AFFLUX_FN void sort(int count, const E* const* from, E* rows) {
+// Does the same, in registers if the rows are few.
+template <class Columns>
+AFFLUX_FN void sum_sorted(const Columns& columns, int count, double* memory, double* sums) {
   switch (count <= 16 ? (count + 1) / 2 : (count + 7) / 8 * 4) {  // half of the network's size
     case 1:
-      return sort_rows<2>(count, from, rows);
+      return sum_columns<2>(columns, count, memory, sums);
     case 2:
-      return sort_rows<4>(count, from, rows);
+      return sum_columns<4>(columns, count, memory, sums);
     case 3:
-      return sort_rows<6>(count, from, rows);
+      return sum_columns<6>(columns, count, memory, sums);
     case 4:
-      return sort_rows<8>(count, from, rows);
+      return sum_columns<8>(columns, count, memory, sums);
     case 5:
-      return sort_rows<10>(count, from, rows);
+      return sum_columns<10>(columns, count, memory, sums);
     case 6:
-      return sort_rows<12>(count, from, rows);
+      return sum_columns<12>(columns, count, memory, sums);
     case 7:
     case 8:
-      return sort_rows<16>(count, from, rows);
+      return sum_columns<16>(columns, count, memory, sums);
     case 12:
-      return sort_rows<24>(count, from, rows);
+      return sum_columns<24>(columns, count, memory, sums);
     case 16:
-      return sort_rows<32>(count, from, rows);
+      return sum_columns<32>(columns, count, memory, sums);
     default:
-      return sort_rows(count, rows);
+      return sum_many(columns, count, memory, sums);
   }
 }
 
-// Sorts rows of float64 with rows of their masses, which have the signs of the values.
-AFFLUX_FN void sort_pairs(int count, double* rows, double* masses) {
+// Does the same with float64 values, which are sorted with their masses. These have the signs of the values.
+inline void sum_pairs(const formula::TrimmedSum& sum, const double* const* from, const double* masses,
+                      const TrimWork& work, double* sums) {
   using V = simd::Doubles;
-  sort_network(count, [&](int a, int b) AFFLUX_INLINE {
+  double *const rows = work.sorted(), *const beside = work.rows<double>();
+  for (int k = 0; k < sum.count; ++k)
+    for (int i = 0; i < kTrimRun; ++i) {
+      rows[k * kTrimRun + i] = from[k][i];  // which may be beside[k * kTrimRun + i]
+      beside[k * kTrimRun + i] = __builtin_copysign(masses[k], rows[k * kTrimRun + i]);
+    }
+  sort_network(sum.count, [&](int a, int b) AFFLUX_INLINE {
     for (int i = 0; i < kTrimRun; i += simd::kWidth) {
       const std::int64_t low = a * kTrimRun + i, high = b * kTrimRun + i;
       const V x = simd::Vector::load(rows + low), y = simd::Vector::load(rows + high),
-              v = simd::Vector::load(masses + low), w = simd::Vector::load(masses + high);
+              v = simd::Vector::load(beside + low), w = simd::Vector::load(beside + high);
       const auto swap = (y < x) | ((y == x) & (w < v));
       simd::Vector::store(rows + low, swap ? y : x);
       simd::Vector::store(rows + high, swap ? x : y);
-      simd::Vector::store(masses + low, swap ? w : v);
-      simd::Vector::store(masses + high, swap ? v : w);
+      simd::Vector::store(beside + low, swap ? w : v);
+      simd::Vector::store(beside + high, swap ? v : w);
     }
   });
-}
-
-// Sets `sums` to the sum of sorted rows, each times the mass that is kept of it; all have the same mass.
-template <class E>
-AFFLUX_FN void sum_equal(const formula::TrimmedSum& sum, double mass, const E* rows, double* sums) {
-  const simd::VectorPack lanes;
-  const formula::Window& window = sum.window;
-  const auto place = [&](double before) AFFLUX_INLINE {
-    return formula::place_in<double>(before, window.low, window.high, window.below, window.above);
-  };
-  for (int i = 0; i < kTrimRun; i += simd::kWide) {
-    simd::Pack total = lanes.fill(0.0);
-    for (int k = 0; k < sum.count; ++k) {
-      const double kept = place((k + 1) * mass) - place(k * mass);
-      if (kept != 0.0) total = formula::weighted(total, lanes.fill(kept), lanes.load(rows + k * kTrimRun + i));
-    }
-    lanes.store(sums + i, total);
+  for (int i = 0; i < kTrimRun; i += simd::kWidth) {
+    WeightedSum<V> total(sum.window);
+    for (int k = i; k < sum.count * kTrimRun; k += kTrimRun)
+      total.add(simd::magnitude(simd::Vector::load(beside + k)), simd::Vector::load(rows + k));
+    total.store(sums + i);
   }
 }
 
-// Does the same with masses that differ: mass(k, i) and value(k, i) are those of row k.
-template <class Mass, class Value>
-AFFLUX_FN void sum_weighted(const formula::TrimmedSum& sum, const Mass& mass, const Value& value, double* sums) {
-  const auto all = [](double number) AFFLUX_INLINE { return simd::Vector::fill(number); };
-  const simd::Doubles low = all(sum.window.low), high = all(sum.window.high), below = all(sum.window.below),
-                      above = all(sum.window.above);
-  constexpr int kColumns = 2;  // at once: each waits for its own sum of the masses
-  for (int i = 0; i < kTrimRun; i += kColumns * simd::kWidth) {
-    simd::Doubles total[kColumns] = {}, before[kColumns] = {}, place[kColumns] = {low, low};
-    for (int k = 0; k < sum.count; ++k) {
-      AFFLUX_UNROLL
-      for (int j = 0; j < kColumns; ++j) {
-        const int at = k * kTrimRun + i + j * simd::kWidth;
-        before[j] = before[j] + mass(at);
-        const simd::Doubles after = formula::place_in(before[j], low, high, below, above);
-        total[j] = formula::weighted(total[j], after - place[j], value(at));
-        place[j] = after;
-      }
-    }
-    AFFLUX_UNROLL
-    for (int j = 0; j < kColumns; ++j) simd::Vector::store(sums + i + j * simd::kWidth, total[j]);
+// Sets `masses`, which are equal, to what is kept of the sorted rows.
+inline void keep_equal(const formula::Window& window, int count, double* masses) {
+  const double mass = masses[0];
+  std::int32_t place = window.low;
+  for (int k = 0; k < count; ++k) {
+    const std::int32_t after = formula::place_in(static_cast<std::int32_t>((k + 1) * mass), window.low, window.high,
+                                                 window.below, window.above);
+    masses[k] = after - place;
+    place = after;
   }
 }
 
@@ -270,52 +411,27 @@ __attribute__((noinline)) void add_trimmed(const Combine& stage, double* memory,
   constexpr bool kWideValues = sizeof(T) == sizeof(double);
   using E = std::conditional_t<kWideValues, double, float>;
   const TrimWork work(stage.updates.size, memory);
-  const double* const masses = work.masses();
-  const formula::TrimmedSum sum = formula::trimmed_sum(stage, work.masses());
-  const double kept = sum.window.high - sum.window.low;
-  const bool in_registers = sum.count <= kMostInRegisters;
-  const E* from[kMostInRegisters];
-  const double* packed[kMostInRegisters];
+  double* const masses = work.masses();
+  const formula::TrimmedSum sum = formula::trimmed_sum(stage, masses);
+  const formula::Window& window = sum.window;
+  const double kept = window.high - window.low;
+  if (sum.equal) keep_equal(window, sum.count, masses);
+  const E** const from = work.addresses<E>();
   alignas(64) double sums[kTrimRun];
-  alignas(64) float values[kTrimRun] = {};
   for (std::int64_t i = 0; sum.count > 0 && i < tile.size; i += kTrimRun) {
     const std::int64_t n = tile.size - i < kTrimRun ? tile.size - i : kTrimRun;
+    each_row<T>(stage, tile, i, [&](int k, const T* update) AFFLUX_INLINE {
+      E* const row = work.rows<E>() + k * kTrimRun;
+      const bool in_place = std::is_same_v<T, E> && n == kTrimRun;
+      from[k] = in_place ? reinterpret_cast<const E*>(update) : row;
+      if (!in_place) fill_row(update, n, row);
+    });
     if (sum.equal) {
-      E* const rows = work.rows<E>();
-      each_row<T>(stage, tile, i, [&](int k, const T* update) AFFLUX_INLINE {
-        E* const row = rows + k * kTrimRun;
-        const bool in_place = std::is_same_v<T, E> && in_registers && n == kTrimRun;
-        if (in_registers) from[k] = in_place ? reinterpret_cast<const E*>(update) : row;
-        if (!in_place) fill_row(update, n, row);
-      });
-      sort(sum.count, from, rows);
-      sum_equal(sum, masses[0], rows, sums);
+      sum_sorted(EqualColumns<E>{from, masses}, sum.count, work.sorted(), sums);
+    } else if constexpr (kWideValues) {
+      sum_pairs(sum, from, masses, work, sums);
     } else {
-      double *const rows = work.rows<double>(), *const beside = work.mass_rows();
-      each_row<T>(stage, tile, i, [&](int k, const T* update) AFFLUX_INLINE {
-        double* const row = rows + k * kTrimRun;
-        if (in_registers) packed[k] = row;
-        if constexpr (kWideValues) {
-          fill_row(update, n, row);
-          for (int at = 0; at < kTrimRun; ++at) beside[k * kTrimRun + at] = __builtin_copysign(masses[k], row[at]);
-        } else if (sizeof(T) == sizeof(float) && n == kTrimRun) {
-          pack_row(reinterpret_cast<const float*>(update), masses[k], row);
-        } else {
-          fill_row(update, n, values);
-          pack_row(values, masses[k], row);
-        }
-      });
-      if constexpr (kWideValues) {
-        sort_pairs(sum.count, rows, beside);
-        sum_weighted(
-            sum, [&](int at) AFFLUX_INLINE { return simd::magnitude(simd::Vector::load(beside + at)); },
-            [&](int at) AFFLUX_INLINE { return simd::Vector::load(rows + at); }, sums);
-      } else {
-        sort(sum.count, packed, rows);
-        sum_weighted(
-            sum, [&](int at) AFFLUX_INLINE { return mass_in(simd::Vector::load(rows + at)); },
-            [&](int at) AFFLUX_INLINE { return upper(rows + at); }, sums);
-      }
+      sum_sorted(PackedColumns{from, masses, window}, sum.count, work.sorted(), sums);
     }
     simd::each(n, [&](auto lanes, std::int64_t at) AFFLUX_INLINE {
       lanes.store(v + i + at, formula::add_trimmed_mean(lanes.load(v + i + at), lanes.fill(sum.weight),
