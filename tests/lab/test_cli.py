@@ -122,7 +122,7 @@ def test_run_is_one_rule_with_one_seed_in_a_dated_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rules", "fedbuf"], "unknown rule 'fedbuf'; did you mean 'fedbuff'? known: "),
+        (["--rules", "fedbuf"], "unknown rule 'fedbuf'; did you mean 'fedbuff' or 'dp_fedbuff'? known: "),
         (["--data", "cifar"], "unknown data 'cifar'; did you mean 'cifar10' or 'cifar100'?"),
         (["--model", "vgg"], "unknown model 'vgg'; known: afl-cnn, "),
         (["--delays", "slow"], "unknown delays 'slow'; known: ca2fl, ca2fl-0.5, "),
@@ -200,7 +200,7 @@ def test_rules_explains_each(name):
 def test_rules_of_an_unknown_name():
     result = invoke("rules", "fedbuf")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: unknown rule 'fedbuf'; did you mean 'fedbuff'? known: ")
+    assert result.stderr.startswith("error: unknown rule 'fedbuf'; did you mean 'fedbuff' or 'dp_fedbuff'? known: ")
 
 
 def test_paired_rules_have_one_leader(tmp_path):

@@ -54,6 +54,7 @@ CASES = {
     ),
     "afa_cs": replace(SMALL, client_optimizer="scaffold"),
     "afa_cd": replace(ROUNDS, client_optimizer="scaffold"),
+    "dp_fedbuff:noise_multiplier=0.5": SMALL,
 }
 
 

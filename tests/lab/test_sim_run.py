@@ -251,7 +251,10 @@ def test_rules_are_read_from_text():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fedbuf", "unknown rule 'fedbuf'; did you mean 'fedbuff'. known: afa_cd, afa_cs, aflguard, ca2fl"),
+        (
+            "fedbuf",
+            "unknown rule 'fedbuf'; did you mean 'fedbuff' or 'dp_fedbuff'. known: afa_cd, afa_cs, aflguard",
+        ),
         ("fedbuff:lr=1", "unknown option of fedbuff: 'lr'; known: buffer_size"),
         ("fedbuff:buffer_size", "is not option=value"),
         ("fedbuff:server_lr=1:server_lr=2", "rule fedbuff:server_lr=1:server_lr=2: server_lr is given twice"),

@@ -102,7 +102,7 @@ def test_flowers_names(name, options, same):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fedbuf", {}, r"\[make\] name is 'fedbuf', must be a rule; did you mean 'fedbuff'? known: "),
+        ("fedbuf", {}, r"\[make\] name is 'fedbuf', must be a rule; did you mean 'fedbuff' or 'dp_fedbuff'? known: "),
         (7, {}, "name is 7, must be a rule; known: "),
         ("ca2fl", {"bufer_size": 3}, "ca2fl has no option 'bufer_size'; did you mean 'buffer_size'? known: "),
         ("ca2fl", {"codec": "affine-5"}, "codec: [codec] 'affine-5' is unknown; did you mean 'affine-"),

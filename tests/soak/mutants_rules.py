@@ -127,8 +127,8 @@ krum: a flushed buffer of too few makes a step
 -if self.byzantine and count < 2 * self.byzantine + 3:
 +if False:
 once: clients may fill a buffer by default
-- or rule.needs.once else "both")
-+ else "both")
+-once = rule.calibrate.cached or rule.needs.once
++once = rule.calibrate.cached
 once: both arrivals are not refused
 -if rule.needs.once and duplicates == "both":
 +if False:

@@ -99,7 +99,7 @@ class ServerOptions:
         duplicates: the effect of a client's second arrival in one buffer. "both": both count (default of rules that
             cache no rows). "latest": the one from the newer version is kept instead of the first one, and the
             number of arrivals does not change (default of rules that cache rows, and of those that need each client
-            once, which reject "both"). "reject": the first one is kept.
+            once, which reject "both"). "reject": the first one is kept (their default with accumulate).
         max_staleness: arrivals older than this are dropped and counted; None keeps all.
         faults: how `push` handles invalid arguments from a client: a vector of the wrong length, dtype or shape or with
             a non-finite value, a version that was never made, and so on. "raise": an AffluxError. "record": a receipt
@@ -335,7 +335,8 @@ class ServerOptions:
 
     def duplicates_for(self, rule: Rule) -> Duplicates:
         """Return the option, or its default for the rule."""
-        return self.duplicates or ("latest" if rule.calibrate.cached or rule.needs.once else "both")
+        once = rule.calibrate.cached or rule.needs.once
+        return self.duplicates or ("both" if not once else "reject" if self.accumulate else "latest")
 
     def stored(self) -> dict[str, dict[str, Any]]:
         """Return the facts "options" and "commits" of a store, as JSON-able data."""

@@ -6,6 +6,7 @@ from afflux.rules.presets.aflguard import aflguard
 from afflux.rules.presets.anarchic import afa_cd, afa_cs
 from afflux.rules.presets.ca2fl import ca2fl, mf_ca2fl
 from afflux.rules.presets.diloco import diloco
+from afflux.rules.presets.dp_fedbuff import dp_fedbuff
 from afflux.rules.presets.fadas import fadas
 from afflux.rules.presets.fedams import fedams
 from afflux.rules.presets.fedasync import fedasync
@@ -52,13 +53,14 @@ RULES: dict[str, Callable[..., Rule]] = {
     "multi_krum": multi_krum,
     "fedmedian": fedmedian,
     "fedtrimmedavg": fedtrimmedavg,
+    "dp_fedbuff": dp_fedbuff,
 }
 
 #: The synchronous presets. They are exact if M clients start together and the server waits for all of them.
 SYNCHRONOUS = ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedams")
 
 #: The presets of which the authors' code was not seen: their formulas may change in any release.
-EXPERIMENTAL = ("diloco", "aflguard", "fltrust", "krum", "multi_krum", "fedmedian", "fedtrimmedavg")
+EXPERIMENTAL = ("diloco", "aflguard", "fltrust", "krum", "multi_krum", "fedmedian", "fedtrimmedavg", "dp_fedbuff")
 
 __all__ = [
     "EXPERIMENTAL",
@@ -69,6 +71,7 @@ __all__ = [
     "aflguard",
     "ca2fl",
     "diloco",
+    "dp_fedbuff",
     "fadas",
     "fedadagrad",
     "fedadam",

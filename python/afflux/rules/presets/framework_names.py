@@ -32,10 +32,11 @@ FRAMEWORK_NAMES: Mapping[str, Mapping[str, str | None]] = {
         "num_malicious_nodes": "byzantine",
         "num_nodes_to_select": "keep",
         "beta": "trim",
+        "clipping_norm": "clip",
     },
 }
 #: The rules that Flower has, too: its dialect is for these, all others are FedBuff's.
-RULES_OF_FLOWER = ("fedavgm", "krum", "multi_krum", "fedmedian", "fedtrimmedavg")
+RULES_OF_FLOWER = ("fedavgm", "krum", "multi_krum", "fedmedian", "fedtrimmedavg", "dp_fedbuff")
 #: The names that have a meaning only in the dialect of their framework.
 ONLY_IN_DIALECT = ("client_weights_mode", "gradient_based", "staleness_weight", "max_model_history")
 
