@@ -9,6 +9,7 @@ from bench.rows.gram import GRAM
 from bench.rows.hosts import HOSTS
 from bench.rows.ingest import INGEST
 from bench.rows.mf_ca2fl import MF_CA2FL
+from bench.rows.noise import NOISE_ROW
 from bench.rows.peers.rows import PEERS
 from bench.rows.ray import RAY
 from bench.rows.scaling import SCALING
@@ -27,6 +28,7 @@ OPERATIONS = [INGEST, GRAM, FEDBUFF, FEDBUFF_BF16, CA2FL, FADAS, WKAFL, CACHED, 
 ROWS = [
     *OPERATIONS,
     TRIMMED,
+    NOISE_ROW,
     *MF_CA2FL,
     STORE,
     COLD,

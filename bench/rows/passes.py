@@ -16,6 +16,7 @@ def applied(
     updates: Sequence[Sequence[Any]] | None = None,
     before: Callable[[int], Arrays] | None = None,
     trim: float = 0.0,
+    noise: ops.Noise | None = None,
     **stages: Any,
 ) -> Round:
     """Return a round that applies the pass of set k, on `updates`, by default the inputs', with these stages.
@@ -24,7 +25,7 @@ def applied(
     are those of `Inputs.read` and these arrays.
     """
     passes = [
-        ops.Pass(params, inputs.out, ops.Combine(list(vectors), weights, trim=trim), **stages)
+        ops.Pass(params, inputs.out, ops.Combine(list(vectors), weights, trim=trim, noise=noise), **stages)
         for params, vectors in zip(inputs.params, updates or inputs.updates, strict=True)
     ]
 

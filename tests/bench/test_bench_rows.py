@@ -149,6 +149,15 @@ def test_other_rows(tmp_path):
     assert cached["laps"] > 1
 
 
+def test_noise_beside_none(tmp_path):
+    """The reference has the noise: without it, the error would be thousands of ulps."""
+    _, (case,) = quick_cases(tmp_path, "noise", "-d", D, "-M", M)
+    noisy, plain = case["rows"]["noise"]
+    assert noisy["times_without"] == pytest.approx(noisy["median"] / plain["median"])
+    assert plain["times_without"] == 1
+    assert max(line["errors"]["params"]["ulp"] for line in (noisy, plain)) < 1
+
+
 def test_scaling(tmp_path):
     _, cases = quick_cases(tmp_path, "scaling", "--picture", tmp_path / "growth.png")
     afflux = {}
