@@ -499,6 +499,8 @@ def test_what_lies_elsewhere_is_refused():
     x = np.ones(5, np.float32)
     with on_host():
         check_error(r"updates\[0\] is on the CPU", ops.apply, ops.Pass(put(x), put(x), ops.Combine([x], np.ones(1))))
+        noisy = ops.Pass(put(x), put(x), ops.Combine([], np.zeros(0), noise=ops.Noise(1.0, bytes(32), bytes(12))))
+        check_error("noise is for rounds on the CPU", ops.apply, noisy, error=UnavailableError)
         with pytest.raises(UnavailableError, match=r"\[apply\] weights is on cuda:0, expected the CPU"):
             ops.apply(ops.Pass(put(x), put(x), ops.Combine([put(x)], put(np.ones(1)))))
         check_error(r"\[ingest\] slot is on the CPU, update is on cuda:0", ops.ingest, put(x), x)

@@ -10,7 +10,7 @@ import pytest
 
 from afflux import BusyError, Server, UnavailableError, ops
 from afflux.arrays.interop import on_host as to_numpy
-from afflux.rules import RULES, ca2fl, fadas, fedbuff, mf_ca2fl, wkafl, zenopp
+from afflux.rules import RULES, ca2fl, dp_fedbuff, fadas, fedbuff, mf_ca2fl, wkafl, zenopp
 from conftest import bits, check_error, check_raises, needs_fork, raising, same_state
 from device import emulated, libraries, needs_device, on_host
 from inside import aggregator_of, slots_taken
@@ -148,6 +148,9 @@ def test_what_lies_elsewhere(moved, vectors):
     assert there.push(client=1, **{there.rule.kind: np.ones(2 * D, np.float32)[::2]}, version=0).status == "joined"
     assert (here.counts["refused"], there.counts["refused"]) == (1, 0)
     check_error("several devices: a on cuda:0, b on", Server, fedbuff(), {"a": moved(vectors[0]), "b": vectors[0]})
+    noisy, key = dp_fedbuff(noise_multiplier=1.0), bytes(32)
+    text = "dp_fedbuff adds noise, which needs params on the CPU"
+    check_error(text, Server, noisy, moved(vectors[0]), noise_key=key, error=UnavailableError)
 
 
 def test_bfloat16_slots(moved, vectors):
