@@ -68,7 +68,11 @@ PyObject* make_buffer(PyTypeObject*, PyObject* arguments, PyObject* named) {
   static const char* const names[] = {"pool", nullptr};
   PyObject* pool = nullptr;
   if (PyArg_ParseTupleAndKeywords(arguments, named, "O:Buffer", const_cast<char**>(names), &pool) == 0) return nullptr;
-  return guarded([pool] { return Buffer::taken(py::handle(pool).cast<std::shared_ptr<Pool>>()); });
+  return guarded([pool] {
+    auto source = py::handle(pool).cast<std::shared_ptr<Pool>>();
+    if (!source) throw py::type_error("pool is None");
+    return Buffer::taken(std::move(source));
+  });
 }
 
 void free_buffer(PyObject* self) {

@@ -178,7 +178,7 @@ struct EqualColumns {
     __builtin_memcpy(&lanes, rows[row] + at, sizeof lanes);
     return lanes;
   }
-  AFFLUX_INLINE static Lanes most() { return std::numeric_limits<E>::max() - Lanes{}; }
+  AFFLUX_INLINE static Lanes most() { return std::numeric_limits<E>::infinity() - Lanes{}; }
   // The sum of sorted rows.
   struct Sum {
     AFFLUX_INLINE void add(int row, Lanes lanes) {

@@ -55,6 +55,12 @@ def test_the_bits_are_those_of_sorted_values(rng, size, count, weights, trim, up
         ops.choose_isa(chosen)
 
 
+@pytest.mark.parametrize("count", [5, 13, 33])
+def test_infinite_values_are_the_largest(count):
+    vectors = [np.full(3, value, np.float32) for value in [1.0] * (count // 2) + [np.inf] * (count - count // 2)]
+    assert trimmed(vectors, np.ones(count), 0.5).tolist() == [np.inf] * 3
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("hostile", [1, 2, 3])
 @pytest.mark.parametrize("value", [-1e15, 1e15])

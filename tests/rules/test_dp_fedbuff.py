@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import noise as model
-from afflux import Drawn, Server, UnavailableError, rules
+from afflux import Drawn, Server, StoreError, UnavailableError, rules
 from afflux.rules.presets.dp_fedbuff import ClippedMean, epsilon
 from conftest import bits, check_error, push_all
 
@@ -72,6 +72,13 @@ def test_a_sum_on_arrival_has_the_same_noise(rng):
     assert bits(servers[0].params) != bits(np.zeros(50))
 
 
+def test_a_store_is_not_opened_without_its_noise(tmp_path):
+    noisy, quiet, path = rules.dp_fedbuff(noise_multiplier=1.0), rules.dp_fedbuff(), tmp_path / "store"
+    Server(noisy, np.zeros(3), noise_key=KEY, store=path).close()
+    check_error("whose rule adds noise, unlike the one", Server.open, path, quiet, error=StoreError)
+    Server.open(path, rules.dp_fedbuff(noise_multiplier=2.0), noise_key=KEY).close()
+
+
 def test_epsilon_is_that_of_the_gaussian_mechanism():
     """Balle and Wang 2018, Theorem 8: K mechanisms of sensitivity 1 are one of sqrt(K)."""
     pytest.importorskip("dp_accounting")
@@ -80,6 +87,8 @@ def test_epsilon_is_that_of_the_gaussian_mechanism():
         below = [0.5 * math.erfc((value / mu + sign * mu / 2) / math.sqrt(2)) for sign in (-1, 1)]
         assert below[0] - math.exp(value) * below[1] == pytest.approx(delta, rel=1e-4)
     check_error("noise_multiplier is 0", epsilon, 0, 1, 1e-5)
+    check_error("participations is 0", epsilon, 1.0, 0, 1e-5)
+    check_error("delta is 1, must be between 0 and 1", epsilon, 1.0, 1, 1)
 
 
 def test_epsilon_without_its_package(monkeypatch):

@@ -1,7 +1,6 @@
 """The replay of a server's log: its decisions, in order. A replay needs only the log and the vectors."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from math import isnan
 from typing import Any
 
@@ -63,7 +62,7 @@ def replay(
     by_flush, nonce_of = admission.by_flush, aggregator.nonce_of
     admission.set_replay(True, by_flush)
     firsts = _first_joins(entries)
-    aggregator.nonce_of = partial(_logged, None)
+    aggregator.nonce_of = _LoggedNonce(None)
     try:
         for entry in entries:
             if isinstance(entry, Join):
@@ -77,7 +76,7 @@ def replay(
                     aggregator.flush(joins=entry.joins, ends_pass=entry.kind == "end_pass")
                 admission.set_replay(True, by_flush)
             elif isinstance(entry, Drawn):
-                aggregator.nonce_of = partial(_logged, bytes.fromhex(entry.nonce))
+                aggregator.nonce_of = _LoggedNonce(bytes.fromhex(entry.nonce))
             elif isinstance(entry, Handed):
                 if rule_vector is None:
                     raise AffluxError(f"[replay] the log has a set_rule_vector({entry.name!r}): give rule_vector=")
@@ -95,10 +94,17 @@ def replay(
     return server
 
 
-def _logged(nonce: bytes | None, version: int) -> bytes:
-    if nonce is None:
-        raise AffluxError(f"[replay] the log has no nonce for the noise of version {version}")
-    return nonce
+class _LoggedNonce:
+    """The nonce of one round."""
+
+    def __init__(self, nonce: bytes | None) -> None:  # None: the log has none
+        self._nonce, self._version = nonce, -1  # the version: not known yet
+
+    def __call__(self, version: int) -> bytes:
+        if self._nonce is None or self._version not in (-1, version):
+            raise AffluxError(f"[replay] the log has no nonce for the noise of version {version}")
+        self._version = version
+        return self._nonce
 
 
 def _first_joins(entries: Sequence[Entry]) -> set[int]:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from afflux.aggregation.options import lasting_facts
 from afflux.ops.errors import AffluxError, StoreError
@@ -44,13 +44,19 @@ def resolved_rule(path: Path, rule: Rule | None, config: Mapping[str, Any], fact
     Raises:
         StoreError: the rule does not fit the store, or the stored one has a part that must be given.
     """
+    stored: Rule | None = None
     try:
-        opened_rule = from_config(config) if rule is None else rule
+        stored = from_config(config)
     except AffluxError as error:
-        raise StoreError(
-            f"[open] {path} holds a server whose rule must be given: {error}. A part that is registered is "
-            "known after the import of the module that registers it"
-        ) from None
+        if rule is None:
+            raise StoreError(
+                f"[open] {path} holds a server whose rule must be given: {error}. A part that is registered is "
+                "known after the import of the module that registers it"
+            ) from None
+    opened_rule = cast(Rule, stored) if rule is None else rule
+    if stored is not None and stored.needs.noise != opened_rule.needs.noise:
+        adds = "adds noise" if stored.needs.noise else "adds no noise"
+        raise StoreError(f"[open] {path} holds a server whose rule {adds}, unlike the one that was given")
     lasting = lasting_facts(opened_rule, facts["slot_dtype"])
     expected = {"rule": lasting["name"]} | {name: lasting[name] for name in ("kind", "rule_vectors", "codec")}
     for name, value in expected.items():

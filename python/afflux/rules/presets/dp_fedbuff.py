@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from afflux.ops.errors import UnavailableError
+from afflux.ops.errors import AffluxError, UnavailableError
 from afflux.ops.validation import check_fields, count_of, not_negative, positive
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
@@ -37,6 +37,8 @@ class ClippedMean:
         check_fields(self, positive, "clip")
         check_fields(self, count_of(1), "divisor")
         check_fields(self, not_negative, "noise_multiplier")
+        if self.noise_multiplier > 0 and self.noise_multiplier * self.clip / self.divisor == 0:
+            raise AffluxError(f"[ClippedMean] noise_multiplier {self.noise_multiplier} times clip {self.clip} is 0")
 
     @property
     def needs(self) -> Needs:
@@ -78,13 +80,18 @@ def epsilon(noise_multiplier: float, participations: int, delta: float) -> float
     by a client whose updates are all 0; arrival times must not depend on data.
 
     Raises:
+        AffluxError: noise_multiplier is not positive, participations no count from 1, or delta not between 0 and 1.
         UnavailableError: dp-accounting is not installed.
     """
+    positive("epsilon", "noise_multiplier", noise_multiplier)
+    count_of(1)("epsilon", "participations", participations)
+    if not 0 < delta < 1:
+        raise AffluxError(f"[epsilon] delta is {delta!r}, must be between 0 and 1")
     try:
         from dp_accounting import GaussianDpEvent, NeighboringRelation
         from dp_accounting.pld import PLDAccountant
     except ImportError as error:
         raise UnavailableError(f"[epsilon] needs dp-accounting: pip install 'afflux[dp]' ({error})") from None
     accountant = PLDAccountant(NeighboringRelation.REPLACE_SPECIAL)
-    accountant.compose(GaussianDpEvent(positive("epsilon", "noise_multiplier", noise_multiplier)), participations)
+    accountant.compose(GaussianDpEvent(noise_multiplier), participations)
     return float(accountant.get_epsilon(delta))
