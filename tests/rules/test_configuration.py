@@ -27,6 +27,7 @@ from afflux.rules.optimizers import Adagrad, Momentum, Sgd
 from afflux.rules.presets.aflguard import DistanceTest
 from afflux.rules.presets.dialects import DIALECTS, Dialect, OnePlusRoot, VersionMeans, appfl, flsim, nvflare
 from afflux.rules.presets.diloco import DelayedNesterov
+from afflux.rules.presets.dp_fedbuff import ClippedMean
 from afflux.rules.presets.fltrust import TrustScores
 from afflux.rules.presets.gsgm import GradientScheduling
 from afflux.rules.presets.krum import Krum
@@ -47,8 +48,8 @@ NO_PARTS = {Dialect, Needs, registry.Part, RuleSpec}
 NAMES = {
     "rule": ["rule"],
     "weigh": [
-        "cosine_selection", "delayed_nesterov", "distance_test", "examples", "given", "gradient_scheduling", "krum",
-        "score_test", "staleness", "trimmed", "trust_scores", "uniform", "version_means",
+        "clipped_mean", "cosine_selection", "delayed_nesterov", "distance_test", "examples", "given",
+        "gradient_scheduling", "krum", "score_test", "staleness", "trimmed", "trust_scores", "uniform", "version_means",
     ],
     "calibrate": ["calibrate"],
     "step": sorted(STEP_KINDS.keys() - {"assign", "nesterov"}),  # an option of momentum
@@ -191,6 +192,8 @@ WEIGH = {
     "trust_scores": st.builds(TrustScores),
 }
 WEIGH["trimmed"] = st.builds(Trimmed, st.one_of(*WEIGH.values()), st.floats(0, 0.5))
+NOISES = st.just(0.0) | st.floats(1e-6, 1e6)
+WEIGH["clipped_mean"] = st.builds(ClippedMean, st.floats(1e-9, 1e9), st.integers(1, 2**30), NOISES)
 OF_STEPS = {"lr": RATES, "epsilon": POSITIVE, "initial_v": NOT_NEGATIVE, "bias_correction": st.booleans()}
 OF_STEPS["nesterov"] = st.booleans()
 STEPS = {
@@ -211,7 +214,9 @@ ROWS = st.one_of(
 def rules_of(weigh=st.one_of(*WEIGH.values()), step=st.one_of(*STEPS.values())):  # noqa: B008
     kind = st.sampled_from(["update", "gradient"])
     rest = st.tuples(st.text(max_size=5), kind, st.integers(1, 2**53), weigh, ROWS, step)
-    return rest.filter(lambda of: not (isinstance(of[3], Trimmed) and of[4].cached)).map(lambda of: Rule(*of))
+    return rest.filter(lambda of: not (isinstance(of[3], Trimmed | ClippedMean) and of[4].cached)).map(
+        lambda of: Rule(*of)
+    )
 
 
 #: Rules with a part, by the part's name.

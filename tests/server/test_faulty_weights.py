@@ -256,4 +256,4 @@ def test_no_value_of_a_client_fails_a_round_of_a_sum():
                     server.push(client=1, version=server.version, **{rule.kind: vector(1.0)})
         assert np.isfinite(server.params).all()
         assert server.version >= 32
-    assert len(streamed) == 13
+    assert len(streamed) == 14

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from afflux.lab.tasks.leaf import LeafFile, read_leaf
-from afflux.sim.data import read_data_set
 from afflux.sim.data.files import MOST_BYTES, read_idx, read_npz, read_records, read_table
 from conftest import check_refused
 from surroundings import traced_memory_below
@@ -97,16 +96,6 @@ def lines(path, columns=("play", "speaker", "text")):
     return [values for _, values in read_table(path, columns)]
 
 
-def roles(path):
-    (path.parent / "shakespeare").mkdir()
-    (path.parent / "shakespeare" / "roles").symlink_to(path.parent)
-    try:
-        read_data_set("shakespeare", path.parent)
-    finally:
-        (path.parent / "shakespeare" / "roles").unlink()
-        (path.parent / "shakespeare").rmdir()
-
-
 READERS = {
     "images-idx3-ubyte": lambda path: read_idx(path, 3),
     "images-idx3-ubyte.gz": lambda path: read_idx(path, 3),
@@ -114,7 +103,6 @@ READERS = {
     "train.bin": lambda path: read_records(path, 2),
     "users.json": lambda path: list(read_leaf(path.parent, PIXELS)),
     "speeches.tsv": lines,
-    "Hamlet.txt": roles,
     "devices.csv": lambda path: list(read_table(path, ("time",), quoted=True)),
 }
 
