@@ -344,7 +344,7 @@ def test_own_delays():
     assert {row.virtual_time for row in result.evaluations} <= set(np.arange(0.0, 400.0))
 
 
-def test_results(tmp_path):
+def test_results(tmp_path, monkeypatch):
     made = simulation(own_tasks.linear, rules=[RULE, "fedasync"], seeds=[0, 1], target=0.5)
     results = made.run(out=tmp_path / "run")
     assert [(run.spec.label, run.seed) for run in results] == [(RULE, 0), ("fedasync", 0), (RULE, 1), ("fedasync", 1)]
@@ -365,6 +365,8 @@ def test_results(tmp_path):
     assert {path.suffix for path in (tmp_path / "run" / "audit").iterdir()} == {".jsonl"}
     assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 1 + 4 * 4
     assert bits(made.run()) == bits(results), "what is written changes no bit"
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert f"{RULE}, seed 1: {results[2].final_score:.4f}" in str(results)
 
 
 def test_a_call_that_was_stopped_keeps_finished_runs_and_the_same_call_goes_on(tmp_path):

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -178,11 +179,7 @@ class SimulationResults(tuple[RunResult, ...]):
         return f"SimulationResults({'; '.join(found)})"
 
     def __str__(self) -> str:
-        return str(self.to_dataframe("table").set_index("rule").T.to_string())
-
-
-#: Settings that change no run: where the data are, what tables show, and the evaluations of single clients.
-_OF_TABLES = {"data_dir", "target", *OF_CLIENTS}
+        return str(self.to_dataframe("table").set_index("rule").T.to_string()) if find_spec("pandas") else repr(self)
 
 
 def setting_of(run: RunResult, name: str) -> Any:
@@ -193,7 +190,8 @@ def setting_of(run: RunResult, name: str) -> Any:
 def _differing_settings(mine: SimulationResults, other: SimulationResults, allow: Sequence[str]) -> set[str]:
     """Return the settings among `allow` in which the runs differ; raise ConfigError if they differ in others."""
     differing: dict[str, str] = {}
-    for name in (name for name in SETTINGS if name not in _OF_TABLES):
+    # Not those that change no run: where the data are, what tables show, and the evaluations of single clients.
+    for name in (name for name in SETTINGS if name not in {"data_dir", "target", *OF_CLIENTS}):
         values = [{setting_of(run, name) for run in runs} for runs in (mine, other)]
         if values[0] != values[1]:
             differing[name] = " and ".join(" or ".join(sorted(map(str, each))) for each in values)
