@@ -16,8 +16,10 @@ template <class Call>
 PyObject* guarded(const Call& call) {
   try {
     return call().release().ptr();
+#if defined(__GLIBCXX__)
   } catch (abi::__forced_unwind&) {  // a thread that ends with the process
     throw;
+#endif
   } catch (...) {
     pybind11::detail::try_translate_exceptions();
   }

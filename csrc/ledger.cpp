@@ -106,15 +106,15 @@ class Ledger::Entries {
 };
 
 Ledger::Decided::Decided(py::handle decided) : round(held(decided)) {
-  static const Name names[] = {Name("scalars"), Name("norms"),   Name("report"), Name("stepped"),
-                               Name("moves"),   Name("numbers"), Name("drawn")};
+  static const Name names[] = {Name("scalars"), Name("norms"),   Name("report"),     Name("stepped"),
+                               Name("moves"),   Name("numbers"), Name("noise_nonce")};
   scalars = names[0].of(decided);
   norms = names[1].of(decided);
   report = names[2].of(decided);
   stepped = is_set(names[3].of(report));
   const py::object moves = names[4].of(decided);
   if (!is_none(moves)) coming = size_of(names[5].of(moves));
-  drawn = names[6].of(decided);
+  noise_nonce = names[6].of(decided);
 }
 
 Ledger::Ledger(const py::tuple& classes, const std::string& duplicates, std::optional<std::int64_t> max_staleness,
@@ -454,7 +454,7 @@ py::object Ledger::admit(const Pushed& pushed, control::Push& push, const contro
   entries.append(decided, receipt);
   // The caller releases it, without the mutex.
   if (replaces) entries.append(decided, now_.waiting.at(static_cast<std::size_t>(decision.freed)));
-  if (round != nullptr) entries.append(now_.log, round->drawn);
+  if (round != nullptr) entries.append(now_.log, round->noise_nonce);
   note(entries, entry, event);
   const double time = flush_after_ ? now() : 0.0;  // of the first arrival in a buffer
   if (draft_)
@@ -549,7 +549,7 @@ py::object Ledger::cut(py::handle round, py::handle entry, py::handle ends_pass)
   dropped.reserve(now_.waiting.size() + kFewReferences);
   py::list discarded;
   Entries entries;
-  if (decided) entries.append(now_.log, decided->drawn);
+  if (decided) entries.append(now_.log, decided->noise_nonce);
   note(entries, entry, py::none());
   if (!decided) discarded = list_of(now_.waiting);
   const control::Round steps{decided && decided->stepped};

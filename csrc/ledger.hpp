@@ -85,7 +85,7 @@ struct Rows {
   bool reads_ahead = false;  // whether a push reads its client's row
 };
 
-// The facts of a push, which somebody else holds.
+// The facts of a push, as references that are not counted: the caller holds the objects.
 using Pushed = std::array<pybind11::handle, kFacts>;
 Pushed pushed_in(pybind11::handle tuple);
 
@@ -271,7 +271,7 @@ class Ledger {
   struct Decided {
     explicit Decided(pybind11::handle decided);  // an aggregation.round.Round
     pybind11::object round, scalars, norms, report;
-    pybind11::object drawn;  // an entry of the log, or None
+    pybind11::object noise_nonce;  // an entry of the log, or None
     bool stepped;
     std::int64_t coming = 0;  // clients that get their first row
   };

@@ -68,7 +68,7 @@ def test_a_log_makes_no_file_run(suffix, options, rule_file, tmp_path):
 
 
 def test_a_store_makes_no_file_run(rule_file, tmp_path, monkeypatch):
-    """The command that continues the run names the file; another command is told that the rule is another one."""
+    """Only the command that names the rule's file continues the run. Another one is an error, and runs no file."""
     from afflux.lab.runs import simulation
 
     store, command = tmp_path / "store", ["run", "--rule", f"{rule_file}:mine", "--buffer-size", "4"]

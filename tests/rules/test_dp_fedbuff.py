@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import noise as model
-from afflux import Drawn, Server, StoreError, UnavailableError, rules
+from afflux import NoiseNonce, Server, StoreError, UnavailableError, rules
 from afflux.rules.presets.dp_fedbuff import ClippedMean, epsilon
 from conftest import bits, check_error, push_all
 
@@ -27,7 +27,7 @@ def test_a_round_is_the_clipped_mean_and_noise(rng):
     updates = rng.standard_normal((7, 300)) * np.array([1, 0.01, 3, 0.1, 1, 0.05, 2])[:, None]
     server = serve(updates, noise_multiplier=1.5)
     server.flush()
-    nonces = [bytes.fromhex(entry.nonce) for entry in server.log if isinstance(entry, Drawn)]
+    nonces = [bytes.fromhex(entry.nonce) for entry in server.log if isinstance(entry, NoiseNonce)]
     params = np.zeros(300)
     for nonce, part in zip(nonces, (updates[:4], updates[4:]), strict=True):
         v = np.zeros(300)

@@ -12,7 +12,7 @@ import pytest
 
 import afflux
 import noise as model
-from afflux import Drawn, Rule, Server, Weights, ops, replay
+from afflux import NoiseNonce, Rule, Server, Weights, ops, replay
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
@@ -43,7 +43,7 @@ def serve(rule, size=3, key=KEY, pushes=2, dtype="float64", **options):
 
 
 def nonces(server):
-    return [bytes.fromhex(entry.nonce) for entry in server.log if isinstance(entry, Drawn)]
+    return [bytes.fromhex(entry.nonce) for entry in server.log if isinstance(entry, NoiseNonce)]
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_a_log_gives_the_rounds_again(place, tmp_path, rng):
     assert (bits(again.params), nonces(again)) == (bits(first.params), nonces(first))
     other = replay(first.log, Server(rule, np.zeros(size), noise_key=bytes(32)), lambda join: updates[join.number])
     assert bits(other.params) != bits(first.params)
-    drawn = [entry for entry in first.log if isinstance(entry, Drawn)]
+    drawn = [entry for entry in first.log if isinstance(entry, NoiseNonce)]
     for version, kept in ((1, []), (2, drawn[:1])):
-        without = [entry for entry in first.log if not isinstance(entry, Drawn) or entry in kept]
+        without = [entry for entry in first.log if not isinstance(entry, NoiseNonce) or entry in kept]
         check_error(f"the log has no nonce for the noise of version {version}", replay, without,
                     Server(rule, np.zeros(size), noise_key=KEY), lambda join: updates[join.number])  # fmt: skip
     if place == "store":

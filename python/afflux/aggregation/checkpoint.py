@@ -21,11 +21,11 @@ from afflux.aggregation.reports import (
     DECISIONS,
     Closed,
     Cut,
-    Drawn,
     Entry,
     Handed,
     Join,
     NewParams,
+    NoiseNonce,
     Opened,
     Pulled,
     Replaced,
@@ -105,7 +105,7 @@ def log_record(entry: Entry) -> list[Any]:
         return ["set_rule_vector", entry.name]
     if isinstance(entry, NewParams):
         return ["set_params"]
-    if isinstance(entry, Drawn):
+    if isinstance(entry, NoiseNonce):
         return ["noise", entry.nonce]
     return [entry.kind, 0, entry.joins] if entry.joins else [entry.kind]
 
@@ -361,7 +361,7 @@ def _log_entry(record: Sequence[Any]) -> Entry:
         case ["set_params"]:
             return NewParams()
         case ["noise", str(nonce)] if len(nonce) == 24 and all(digit in hexdigits for digit in nonce):
-            return Drawn(nonce)
+            return NoiseNonce(nonce)
         case ["replace_rule", dict(config)]:
             return Replaced(config)
         case ["open", str(task), client_id, version, bool(hold), *times] if len(times) == 2:

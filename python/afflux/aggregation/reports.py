@@ -208,7 +208,7 @@ class Cut(Struct, frozen=True):
     joins: int = 0
 
 
-class Drawn(Struct, frozen=True):
+class NoiseNonce(Struct, frozen=True):
     """The nonce of a round's noise. The next entry completes the round."""
 
     nonce: str  #: 24 hexadecimal digits
@@ -240,7 +240,7 @@ class Closed(NamedTuple):
     why: Literal["pushed", "expired", "cancelled"]
 
 
-Entry = Join | Cut | Drawn | Handed | NewParams | Replaced | Opened | Closed
+Entry = Join | Cut | NoiseNonce | Handed | NewParams | Replaced | Opened | Closed
 
 
 def no_counts() -> dict[str, int]:

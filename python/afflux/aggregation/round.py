@@ -18,7 +18,7 @@ from afflux.aggregation.frames import note_stored_frames
 from afflux.aggregation.inner_products import RoundVectors
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.plane import DataPlane, NamedVectors, Prepared, RoundPlan
-from afflux.aggregation.reports import Drawn, Pulled, Report
+from afflux.aggregation.reports import NoiseNonce, Pulled, Report
 from afflux.aggregation.statistics import mixed_buffers
 from afflux.aggregation.streaming import Term, factor_of
 from afflux.aggregation.weighing import decide
@@ -54,7 +54,7 @@ class Round(Struct, eq=False):
     buffers: Float64 | None  #: after the round
     scalars: Scalars  #: after the round
     norms: tuple[float, ...]  #: after the round
-    drawn: Drawn | None  #: the entry of the log
+    noise_nonce: NoiseNonce | None  #: the entry of the log
     report: Report  #: its seconds grow with the sweep
     prepared: Prepared = cast(Prepared, None)
     done: list[bool] = []  #: not empty once the sweep has been made
@@ -160,8 +160,9 @@ def decide_round(rule: Rule, before: RoundStart, waiting: list[PendingArrival], 
     base, most = params_weight(rule.kind, weights), before.limits.max_abs if unchecked else inf
     vector_weights, trim = weights.rule_vectors, weights.trim
     noise = _noise_of(rule, before, weights)
-    renewed = weights.next, states, rows
-    plan = RoundPlan(version, slots, factors, base, step, names, vector_weights, *renewed, most, trim, noise)
+    plan = RoundPlan(
+        version, slots, factors, base, step, names, vector_weights, weights.next, states, rows, most, trim, noise
+    )
     scalars = before.scalars if weights.scalars is None else weights.scalars
     report = Report(
         version - weights.skip,
@@ -181,8 +182,8 @@ def decide_round(rule: Rule, before: RoundStart, waiting: list[PendingArrival], 
         decision.clips,
     )
     buffers = None if before.current.buffers is None else _buffers_of(rule, before, ordered, step, weights)
-    drawn = None if noise is None else Drawn(noise.nonce.hex())
-    return Round(plan, terms, moves, buffers, scalars, decision.window, drawn, report)
+    noise_nonce = None if noise is None else NoiseNonce(noise.nonce.hex())
+    return Round(plan, terms, moves, buffers, scalars, decision.window, noise_nonce, report)
 
 
 def _noise_of(rule: Rule, before: RoundStart, weights: Weights) -> ops.Noise | None:

@@ -433,12 +433,12 @@ class Aggregator(Monitor[Round]):
         """Return the round of these arrivals, after the decisions of the draft; an error changes nothing."""
         before = (draft or self.admission).before(len(waiting), self.slot_bytes, ends_pass=ends_pass)
         if self.noise is not None:
-            before = replace(before, draw=partial(self._drawn, self.noise, before.current.version + 1))
+            before = replace(before, draw=partial(self._noise_with_nonce, self.noise, before.current.version + 1))
         decided = prepare(self.admission.rule, before, waiting, self.plane, op)
         decided.saved = self.storage is None
         return decided
 
-    def _drawn(self, noise: ops.Noise, version: int, sigma: float) -> ops.Noise:
+    def _noise_with_nonce(self, noise: ops.Noise, version: int, sigma: float) -> ops.Noise:
         return replace(noise, sigma=sigma, nonce=self.nonce_of(version))
 
     # Making

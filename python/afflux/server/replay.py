@@ -5,7 +5,7 @@ from math import isnan
 from typing import Any
 
 from afflux import ops
-from afflux.aggregation.reports import Cut, Drawn, Entry, Handed, Join, NewParams, Replaced
+from afflux.aggregation.reports import Cut, Entry, Handed, Join, NewParams, NoiseNonce, Replaced
 from afflux.arrays.layout import Tree
 from afflux.ops.errors import AffluxError
 from afflux.ops.validation import brief, instance, unreadable
@@ -75,7 +75,7 @@ def replay(
                 else:
                     aggregator.flush(joins=entry.joins, ends_pass=entry.kind == "end_pass")
                 admission.set_replay(True, by_flush)
-            elif isinstance(entry, Drawn):
+            elif isinstance(entry, NoiseNonce):
                 aggregator.nonce_of = _LoggedNonce(bytes.fromhex(entry.nonce))
             elif isinstance(entry, Handed):
                 if rule_vector is None:

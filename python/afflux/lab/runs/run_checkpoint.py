@@ -138,8 +138,8 @@ class InterruptedRun:
             audit = self.output.resolve()
             run_paths = {store, *store.parents, audit, audit / RUN_ID}
             run_paths |= {audit.parent / FILE, audit.parent / LOCK}
-            found = (*folder.glob("*"), *self.output.glob("*"))
-            if folder.is_file() or any(path.resolve() not in run_paths for path in found):
+            files = (*folder.glob("*"), *self.output.glob("*"))
+            if folder.is_file() or any(path.resolve() not in run_paths for path in files):
                 raise ConfigError(f"{folder} holds other things than the run of {self.path}; choose another --out")
             return
         if others := sorted(log.name for log in self.output.glob("*.jsonl") if log != self.log):
