@@ -75,7 +75,7 @@ def test_a_sum_on_arrival_has_the_same_noise(rng):
 def test_a_store_is_not_opened_without_its_noise(tmp_path):
     noisy, quiet, path = rules.dp_fedbuff(noise_multiplier=1.0), rules.dp_fedbuff(), tmp_path / "store"
     Server(noisy, np.zeros(3), noise_key=KEY, store=path).close()
-    check_error("whose rule adds noise, unlike the one", Server.open, path, quiet, error=StoreError)
+    check_error("whose noise is True, not False", Server.open, path, quiet, error=StoreError)
     Server.open(path, rules.dp_fedbuff(noise_multiplier=2.0), noise_key=KEY).close()
 
 

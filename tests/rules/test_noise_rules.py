@@ -12,7 +12,7 @@ import pytest
 
 import afflux
 import noise as model
-from afflux import NoiseNonce, Rule, Server, Weights, ops, replay
+from afflux import NoiseNonce, Rule, Server, StoreError, Weights, ops, replay
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
@@ -155,6 +155,8 @@ def test_a_log_gives_the_rounds_again(place, tmp_path, rng):
                     Server(rule, np.zeros(size), noise_key=KEY), lambda join: updates[join.number])  # fmt: skip
     if place == "store":
         first.close()
+        quiet = own(Says(halves(0.0)), step=Momentum(0.5, 0.9))  # of a part that no configuration names
+        check_error("whose noise is True, not False", Server.open, tmp_path / "store", quiet, error=StoreError)
 
 
 @needs_fork

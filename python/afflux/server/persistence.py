@@ -58,7 +58,7 @@ def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptio
     """Return the facts about a server with which a saved state must agree."""
     admission, rule = aggregator.admission, aggregator.rule
     rows = admission.rows
-    return {
+    facts: dict[str, Any] = {
         "rule": rule.name,
         "kind": rule.kind,
         "d": aggregator.size,
@@ -67,7 +67,8 @@ def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptio
         "num_clients": admission.pass_clients if rows is None else rows.num_clients,
         "rule_vectors": list(rule.rule_vectors),
         "layout": None if layout is None else layout.to_json(),
-    } | ({} if rows is None else rows.facts())
+    }
+    return facts | ({} if rows is None else rows.facts()) | ({"noise": True} if rule.needs.noise else {})
 
 
 def open_store(

@@ -46,6 +46,7 @@ class ServerFacts(_Facts, frozen=True, omit_defaults=True):
     codec: str | None
     seed: int | None = None  #: of codecs that draw random bits
     cuts: list[Count] | None = None  #: the superblocks with which shards begin; None: in one piece
+    noise: bool = False  #: whether the rule adds noise
 
 
 class CommitSettings(_Facts, frozen=True):

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from afflux.aggregation.options import lasting_facts
 from afflux.ops.errors import AffluxError, StoreError
@@ -44,24 +44,19 @@ def resolved_rule(path: Path, rule: Rule | None, config: Mapping[str, Any], fact
     Raises:
         StoreError: the rule does not fit the store, or the stored one has a part that must be given.
     """
-    stored: Rule | None = None
     try:
-        stored = from_config(config)
+        opened_rule = from_config(config) if rule is None else rule
     except AffluxError as error:
-        if rule is None:
-            raise StoreError(
-                f"[open] {path} holds a server whose rule must be given: {error}. A part that is registered is "
-                "known after the import of the module that registers it"
-            ) from None
-    opened_rule = cast(Rule, stored) if rule is None else rule
-    if stored is not None and stored.needs.noise != opened_rule.needs.noise:
-        adds = "adds noise" if stored.needs.noise else "adds no noise"
-        raise StoreError(f"[open] {path} holds a server whose rule {adds}, unlike the one that was given")
+        raise StoreError(
+            f"[open] {path} holds a server whose rule must be given: {error}. A part that is registered is "
+            "known after the import of the module that registers it"
+        ) from None
     lasting = lasting_facts(opened_rule, facts["slot_dtype"])
-    expected = {"rule": lasting["name"]} | {name: lasting[name] for name in ("kind", "rule_vectors", "codec")}
+    expected = {"rule": lasting["name"]} | {name: lasting[name] for name in ("kind", "rule_vectors", "codec", "noise")}
+    stored = {"noise": False, **facts}  # stores of rules without noise do not name it
     for name, value in expected.items():
-        if facts[name] != value:
-            raise StoreError(f"[open] {path} holds a server whose {name} is {facts[name]!r}, not {value!r}")
+        if stored[name] != value:
+            raise StoreError(f"[open] {path} holds a server whose {name} is {stored[name]!r}, not {value!r}")
     changes = [*_changes(config, rule.to_config())] if rule is not None else []
     if changes:
         _LOGGER.warning("[open] %s: the rule that was given changes %s", path, "; ".join(changes))
