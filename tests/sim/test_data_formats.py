@@ -159,6 +159,22 @@ def saved(array):
     return file.getvalue()
 
 
+def test_archives_that_are_compressed_by_lzma(tmp_path):
+    """Also one whose directory names fewer bytes than it holds: most is not decompressed. Damage is an error."""
+    path, values = tmp_path / "a.npz", np.random.default_rng(0).integers(0, 256, 100_000).astype(np.uint8)
+    archive_of(path, saved(values), zipfile.ZIP_LZMA)
+    assert (read_npz(path, ("x",))[0] == values).all()
+    content = bytearray(path.read_bytes())
+    for place in range(100, 460, 30):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :])
+        check_refused("cannot be read", read_npz, path, ("x",))
+    zeros = saved(np.zeros(100_000_000, np.uint8))
+    archive_of(path, zeros, zipfile.ZIP_LZMA, size=200)
+    del zeros
+    with traced_memory_below(75_000_000):
+        check_refused("cannot be read", read_npz, path, ("x",))
+
+
 def test_archives_that_are_bombs(tmp_path):
     path = tmp_path / "a.npz"
     zeros = saved(np.zeros(50_000_000, np.uint8))

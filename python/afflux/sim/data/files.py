@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
+from lzma import LZMAError
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Generic, TypeVar
-from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
+from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 
@@ -32,7 +33,7 @@ MOST_BYTES = 1 << 30
 #: What readers of formats raise for damaged and forged files.
 _ERRORS = (
     *(OSError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
-    *(RuntimeError, MemoryError, BadZipFile, zlib.error),
+    *(RuntimeError, MemoryError, BadZipFile, zlib.error, LZMAError),
 )
 
 
@@ -156,7 +157,8 @@ def read_first(name: str, data_dir: Path, layouts: Sequence[FileLayout[Data]]) -
 
 #: Bytes of an image of CIFAR.
 PIXELS = 3 * 32 * 32
-CHUNK = 1 << 20
+#: Bytes read at once. zipfile decompresses LZMA without a limit, up to 7,000 bytes for each that it reads.
+CHUNK = 4096
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
@@ -228,8 +230,8 @@ def read_npz(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
         size = sum(member.file_size for member in arrays)
         if size > MOST_BYTES:
             raise bad_file(path, f"has arrays of {size} bytes", f"at most {MOST_BYTES} bytes")
-        if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED) for member in arrays):
-            raise bad_file(path, "is compressed by another method than deflate", expected)
+        if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED, ZIP_LZMA) for member in arrays):
+            raise bad_file(path, "is compressed by another method than deflate and LZMA", expected)
         contents = []
         for member in arrays:
             with archive.open(member) as content:
