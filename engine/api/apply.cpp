@@ -75,7 +75,6 @@ void check_noise(const Pass& pass) {
     check::fail("apply", "noise.first is " + std::to_string(noise.first) + ", must be from 0 to " +
                              std::to_string(formula::kMostNoise - pass.params.size));
   if (pass.calibrate.kind != Calibration::none) check::fail("apply", "noise does not go with cached rows");
-  if (pass.out.device.kind == DeviceKind::cuda) throw Unavailable("[apply] noise is for rounds on the CPU");
 }
 
 void check_combine(const Pass& pass, check::Overlaps& overlaps) {

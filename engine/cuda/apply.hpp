@@ -4,6 +4,7 @@
 #include "cuda/calibrate_encoded.hpp"
 #include "cuda/codec.hpp"
 #include "cuda/heads.hpp"
+#include "cuda/noise.hpp"
 #include "cuda/sum.hpp"
 #include "cuda/trim.hpp"
 
@@ -21,8 +22,9 @@ struct ApplyBody {
 
   Sweep sweep;
 
+  // z: of noise, or null.
   template <class Span>
-  AFFLUX_DEVICE void elements(const Span& span) const {
+  AFFLUX_DEVICE void elements(const Span& span, const Doubles* z = nullptr) const {
     const Pass& pass = sweep.pass;
     const bool renews = pass.rule_vectors.next.size > 0;
     Doubles v = start<P>(pass, span);
@@ -41,7 +43,7 @@ struct ApplyBody {
     } else {
       sound = combine<U>(pass.combine.updates, pass.combine.weights.data, span, v, pass.combine.most);
     }
-    finish<P>(sweep, span, v, sound);
+    finish<P>(sweep, span, v, sound, z);
   }
 
   template <class Block>
@@ -51,22 +53,27 @@ struct ApplyBody {
 };
 
 template <class Executor, class Body>
-void sweep_with(Executor& executor, const Sweep& sweep) {
-  executor.run((sweep.pass.params.size + Body::kTile - 1) / Body::kTile, Body{sweep});
+void run_tiles(Executor& executor, const Body& body) {
+  executor.run((body.sweep.pass.params.size + Body::kTile - 1) / Body::kTile, body);
+}
+
+template <class Executor, class Body>
+void run_maybe_noisy(Executor& executor, const Body& body) {
+  body.sweep.pass.combine.noise.sigma > 0.0 ? run_noisy(executor, body) : run_tiles(executor, body);
 }
 
 template <class Executor, class P, class U>
 void sweep_types(Executor& executor, const Sweep& sweep) {
   if (sweep.pass.calibrate.kind == Calibration::none)
-    return sweep_with<Executor, ApplyBody<P, U, Rows::none>>(executor, sweep);
+    return run_maybe_noisy(executor, ApplyBody<P, U, Rows::none>{sweep});
   with_format(sweep.pass.calibrate.codec, [&](auto format) {
     using Format = decltype(format);
     if constexpr (std::is_same_v<Format, Uncoded>)
-      sweep_with<Executor, ApplyBody<P, U, Rows::plain>>(executor, sweep);
+      run_tiles(executor, ApplyBody<P, U, Rows::plain>{sweep});
     else
       executor.run(Format::tiles(sweep.pass.params.size), EncodedBody<P, U, Format>{sweep});
     if (!std::is_same_v<Format, Uncoded> && sweep.pass.rule_vectors.next.size > 0)
-      sweep_with<Executor, RenewBody<P, U>>(executor, sweep);
+      run_tiles(executor, RenewBody<P, U>{sweep});
   });
 }
 
@@ -84,10 +91,8 @@ bool apply_params(Executor& executor, const Pass& pass, const RowHeads* heads, c
   if (pass.combine.trim > 0.0) {
     const StagedPass staged(executor, pass, heads);
     const TrimmedTerms terms = trimmed_terms(executor, pass.combine);
-    with_update_type(pass.combine, [&](auto u) {
-      using Body = TrimmedBody<P, decltype(u)>;
-      executor.run((pass.params.size + Body::kTile - 1) / Body::kTile, Body{staged.sweep(), terms});
-    });
+    with_update_type(pass.combine,
+                     [&](auto u) { run_maybe_noisy(executor, TrimmedBody<P, decltype(u)>{staged.sweep(), terms}); });
     return executor.flag_holds();
   }
   if (const std::optional<Sum> sum = sum_of(pass)) {

@@ -15,9 +15,11 @@ AFFLUX_DEVICE Doubles start(const Pass& pass, const Span& span) {
   return v;
 }
 
-// Makes the step with the direction v. `sound`: true if all values that were written before are valid.
+// Adds noise to the direction v if there is some, from normals z, and makes the step. `sound`: true if all values that
+// were written before are valid.
 template <class P, class Span>
-AFFLUX_DEVICE void finish(const Sweep& sweep, const Span& span, const Doubles& v, bool sound) {
+AFFLUX_DEVICE void finish(const Sweep& sweep, const Span& span, Doubles& v, bool sound, const Doubles* z = nullptr) {
+  if (z != nullptr) add_weighted(v, sweep.pass.combine.noise.sigma, *z);
   const auto before = StepValues<P, Steps::all>::load(sweep.step, span);
   sound = make_step<P, Steps::all>(sweep.step, before, span, v) && sound;
   if (!sound) *sweep.sound = 0;  // no race: all threads that write here write 0

@@ -32,13 +32,14 @@ struct Sum {
   RuleVector held;
 };
 
-// Returns nothing if another kernel is needed: for cached rows, more rule vectors, one and a step with states, or too
-// many updates.
+// Returns nothing if another kernel is needed: for cached rows, noise, more rule vectors, one and a step with states,
+// or too many updates.
 inline std::optional<Sum> sum_of(const Pass& pass) {
   const RuleVectors& rule_vectors = pass.rule_vectors;
   const Steps steps = steps_with(pass.step.kind),
               most = rule_vectors.vectors.size == 0 ? Steps::adaptive : Steps::plain;
-  if (pass.calibrate.kind != Calibration::none || rule_vectors.vectors.size > 1 || steps > most) return std::nullopt;
+  if (pass.calibrate.kind != Calibration::none || pass.combine.noise.sigma > 0.0) return std::nullopt;
+  if (rule_vectors.vectors.size > 1 || steps > most) return std::nullopt;
   Sum sum{};
   const double* next = nullptr;  // of the updates
   if (rule_vectors.vectors.size == 1) {

@@ -87,15 +87,19 @@ struct TrimmedBody {
   Sweep sweep;
   TrimmedTerms terms;
 
+  // z: of noise, or null.
+  template <class Span>
+  AFFLUX_DEVICE void elements(const Span& span, const Doubles* z = nullptr) const {
+    const Pass& pass = sweep.pass;
+    Doubles v = start<P>(pass, span);
+    bool sound = add_trimmed<U>(terms, span, pass.combine.most, v);
+    if (pass.rule_vectors.next.size > 0) sound = renew<P, U>(pass, sweep.renewal, nullptr, span, v) && sound;
+    finish<P>(sweep, span, v, sound, z);
+  }
+
   template <class Block>
   AFFLUX_DEVICE void operator()(const Block& block, Shared&) const {
-    const Pass& pass = sweep.pass;
-    each_four<TrimmedBody>(block, pass.params.size, sweep.aligned, [&](const auto& span) {
-      Doubles v = start<P>(pass, span);
-      bool sound = add_trimmed<U>(terms, span, pass.combine.most, v);
-      if (pass.rule_vectors.next.size > 0) sound = renew<P, U>(pass, sweep.renewal, nullptr, span, v) && sound;
-      finish<P>(sweep, span, v, sound);
-    });
+    each_four<TrimmedBody>(block, sweep.pass.params.size, sweep.aligned, [&](const auto& span) { elements(span); });
   }
 };
 

@@ -5,6 +5,7 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from itertools import permutations
 
 import numpy as np
@@ -25,7 +26,7 @@ GOLDEN = digest.golden()
 #: Test files that are run with every server on the emulated device, by the library of its params. Servers in processes
 #: of their own, which crashes.py and faults.py end, are not among them: their arrays do not come from here, and their
 #: commits are the same.
-SUITES = [("cupy", "server store_commits")]
+SUITES = [("cupy", "server store_commits noise_rules --deselect=test_noise_rules.py::test_no_nonce_comes_twice")]
 MORE_SUITES = [
     ("torch", "passes store_commits"),
     ("cupy", "log coded_rounds store --deselect=test_coded_rounds.py::test_the_sum_keeps_its_promise"),
@@ -382,14 +383,17 @@ def drawn_round(rng, codec):
 def test_apply(codec):
     rng = np.random.default_rng(ROUNDING.index(codec) if codec in ROUNDING else 99)
     for _ in range((12 if codec in ROUNDING else 60) // (1 if emulated is None else 3)):
-        arrays, make = drawn_round(rng, codec)
-        mine = {name: host(array, kind) for name, (array, kind) in arrays.items()}
-        theirs = {name: put(array, kind) for name, (array, kind) in arrays.items()}  # before any is overwritten
-        with on_host():
-            ops.apply(make(mine))
-        ops.apply(make(theirs))
-        for name, (array, _) in arrays.items():
-            assert bits(get(theirs[name], array.dtype)) == bits(np.asarray(mine[name])), name
+        assert_applies_alike(*drawn_round(rng, codec))
+
+
+def assert_applies_alike(arrays, make):
+    mine = {name: host(array, kind) for name, (array, kind) in arrays.items()}
+    theirs = {name: put(array, kind) for name, (array, kind) in arrays.items()}  # before any is overwritten
+    with on_host():
+        ops.apply(make(mine))
+    ops.apply(make(theirs))
+    for name, (array, _) in arrays.items():
+        assert bits(get(theirs[name], array.dtype)) == bits(np.asarray(mine[name])), name
 
 
 @needs_device
@@ -468,6 +472,37 @@ def test_apply_of_a_trimmed_mean(count, kind):
             assert bits(get(theirs[name], array.dtype)) == bits(np.asarray(mine[name])), name
 
 
+#: Sizes, and the index of element 0 in the whole vector. A block of threads draws 1 or 2 groups of 512 normals.
+NOISY = [(1, 0), (3, 510), (511, 1), (513, 512), (2047, 512 * 7 + 4), (5001, 2**32 // 48 * 512 - 5001), (65_537, 1022)]
+
+
+@needs_device
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("trim", [0.0, 0.2])
+@pytest.mark.parametrize("count", [0, 1, 10, 70])
+def test_apply_with_noise(count, trim, kind):
+    """The first group of a vector, and the four elements of a thread, may begin before element 0."""
+    rng = np.random.default_rng(count)
+    for at, (size, first) in enumerate(NOISY[: 6 if trim and count == 70 else 7]):
+        wide, shift, held = ("float32", "float64")[at % 2], at // 4, at % 3
+        kind_of, states = list(_engine.STEP_KINDS.items())[at]
+        arrays = {name: (np.abs(made(rng, size, wide, shift)), wide) for name in ("params", "out", "0", "1", "2")}
+        arrays |= {f"held{s}": (made(rng, size, wide, shift), wide) for s in range(held)}
+        arrays |= {f"update{k}": (made(rng, size, kind, shift), kind) for k in range(count)}
+        noise, step = ops.Noise(0.3, rng.bytes(32), rng.bytes(12), first), ops.Step(kind_of, 0.1, 0.9, 0.99, 1e-3)
+        numbers = rng.random(count), rng.random(held), rng.standard_normal((held, held + count))
+        assert_applies_alike(arrays, partial(noisy_round, step, [*"012"[:states]], noise, trim, *numbers))
+
+
+def noisy_round(step, states, noise, trim, weights, coefficients, following, arrays):
+    updates = [arrays[f"update{k}"] for k in range(len(weights))]
+    vectors = [arrays[f"held{s}"] for s in range(len(coefficients))]
+    combine = ops.Combine(updates, weights, 0.7, trim=trim, noise=noise)
+    held = ops.RuleVectors(vectors, coefficients, following)
+    states = [arrays[name] for name in states]
+    return ops.Pass(arrays["params"], arrays["out"], combine, None, step, states, held)
+
+
 @needs_device
 @pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
 def test_apply_tells_whether_the_direction_was_finite(value):
@@ -499,8 +534,6 @@ def test_what_lies_elsewhere_is_refused():
     x = np.ones(5, np.float32)
     with on_host():
         check_error(r"updates\[0\] is on the CPU", ops.apply, ops.Pass(put(x), put(x), ops.Combine([x], np.ones(1))))
-        noisy = ops.Pass(put(x), put(x), ops.Combine([], np.zeros(0), noise=ops.Noise(1.0, bytes(32), bytes(12))))
-        check_error("noise is for rounds on the CPU", ops.apply, noisy, error=UnavailableError)
         with pytest.raises(UnavailableError, match=r"\[apply\] weights is on cuda:0, expected the CPU"):
             ops.apply(ops.Pass(put(x), put(x), ops.Combine([put(x)], put(np.ones(1)))))
         check_error(r"\[ingest\] slot is on the CPU, update is on cuda:0", ops.ingest, put(x), x)

@@ -11,6 +11,7 @@ import pytest
 from afflux import BusyError, Server, UnavailableError, ops
 from afflux.arrays.interop import on_host as to_numpy
 from afflux.rules import RULES, ca2fl, dp_fedbuff, fadas, fedbuff, mf_ca2fl, wkafl, zenopp
+from afflux.server.assembly import RepeatedKey
 from conftest import bits, check_error, check_raises, needs_fork, raising, same_state
 from device import emulated, libraries, needs_device, on_host
 from inside import aggregator_of, slots_taken
@@ -81,6 +82,14 @@ def test_options_mean_the_same(options, moved, vectors):
     assert (address(theirs.params) == address(theirs.params)) != ("inplace" in options)
 
 
+def test_noise_has_the_bits_of_the_cpu(moved, vectors):
+    rule, key = dp_fedbuff(buffer_size=4, noise_multiplier=1.5), RepeatedKey(range(32))
+    mine, theirs = (Server(rule, put(vectors[0]), noise_key=key) for put in (np.array, moved))
+    pushes(mine, vectors)
+    pushes(theirs, [moved(vector) for vector in vectors])
+    same(mine, theirs)
+
+
 def test_a_state_goes_from_one_device_to_the_other(moved, vectors):
     for rule in (ca2fl(buffer_size=4), mf_ca2fl(buffer_size=4, bits=4), fadas(buffer_size=4), wkafl(buffer_size=4)):
         mine, theirs = (Server(rule, put(vectors[0]), num_clients=5) for put in (np.array, moved))
@@ -148,9 +157,6 @@ def test_what_lies_elsewhere(moved, vectors):
     assert there.push(client=1, **{there.rule.kind: np.ones(2 * D, np.float32)[::2]}, version=0).status == "joined"
     assert (here.counts["refused"], there.counts["refused"]) == (1, 0)
     check_error("several devices: a on cuda:0, b on", Server, fedbuff(), {"a": moved(vectors[0]), "b": vectors[0]})
-    noisy, key = dp_fedbuff(noise_multiplier=1.0), bytes(32)
-    text = "dp_fedbuff adds noise, which needs params on the CPU"
-    check_error(text, Server, noisy, moved(vectors[0]), noise_key=key, error=UnavailableError)
 
 
 def test_bfloat16_slots(moved, vectors):

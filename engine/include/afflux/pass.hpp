@@ -31,7 +31,7 @@ struct Noise {
 // upper median. Weights count in units of W / 2^28, and a rest below M units counts as cut (formula/trim.hpp). Not with
 // cached rows. The new rule vectors are those of untrimmed updates.
 //
-// With a sigma greater than 0, noise.sigma * z is the last term of v. Not with cached rows, and not on a GPU.
+// With a sigma greater than 0, noise.sigma * z is the last term of v. Not with cached rows.
 struct Combine {
   List<View<const void>> updates{};
   List<double> weights{};

@@ -57,7 +57,7 @@ class Combine(Struct, frozen=True, eq=False):
     #: if they were not checked before; greater than 0; on a GPU only without cached rows and rule vectors
     most: float = inf
     trim: float = 0.0  #: from 0 to 0.5; greater than 0 only without cached rows and negative weights
-    noise: Noise | None = None  #: only without cached rows, and on the CPU
+    noise: Noise | None = None  #: only without cached rows
 
 
 class RuleVectors(Struct, frozen=True, eq=False):

@@ -191,8 +191,8 @@ class Needs:
         once: a client is in a buffer once: a server rejects duplicates="both", and its default is "latest". Robust
             rules need it: fast hostile clients would otherwise fill buffers.
         trim: Weights.trim may be greater than 0. Not with cached rows, clip_norms or accumulate=True.
-        noise: Weights.noise may be greater than 0: the server needs a `noise_key`. Not with cached rows, clip_norms,
-            averaged buffers of a model, or params on a GPU.
+        noise: Weights.noise may be greater than 0: the server needs a `noise_key`. Not with cached rows, clip_norms
+            or averaged buffers of a model.
     """
 
     gram: bool = False

@@ -13,7 +13,7 @@ from afflux.aggregation.reports import Pulled
 from afflux.aggregation.state import Participation, ServerState
 from afflux.aggregation.streaming import MOST_SQUARES
 from afflux.arrays.layout import Tree
-from afflux.ops.errors import AffluxError, UnavailableError
+from afflux.ops.errors import AffluxError
 from afflux.rules.rule import Rule
 from afflux.server.aggregator import Aggregator
 from afflux.server.checkout import Task
@@ -94,7 +94,6 @@ def noise_of(rule: Rule, key: bytes | None, adapter: InputAdapter) -> ops.Noise 
 
     Raises:
         AffluxError: the key is not 32 bytes, is missing or not needed; or params have buffers.
-        UnavailableError: params are on a GPU.
     """
     if not rule.needs.noise:
         if key is not None:
@@ -104,8 +103,6 @@ def noise_of(rule: Rule, key: bytes | None, adapter: InputAdapter) -> ops.Noise 
         raise AffluxError(f"[Server] {rule.name} adds noise: noise_key must be 32 bytes, as of secrets.token_bytes(32)")
     if adapter.layout is not None and adapter.layout.buffers_size:
         raise AffluxError(f"[Server] {rule.name} adds noise, and params have buffers, which would have none")
-    if adapter.plane.gpu is not None:
-        raise UnavailableError(f"[Server] {rule.name} adds noise, which needs params on the CPU")
     return ops.Noise(0.0, key, bytes(12))
 
 
