@@ -47,6 +47,10 @@ control::Duplicates duplicates_of(const std::string& name) {
 // Returns the attribute of an object of the server's own.
 py::object attribute(const char* name, py::handle owner) { return owned(PyObject_GetAttrString(owner.ptr(), name)); }
 
+std::optional<std::int64_t> participations_of(py::handle rule) {
+  return optional_of<std::int64_t>(attribute("participations", attribute("needs", rule)));
+}
+
 std::int64_t size_of(py::handle sized) {
   const Py_ssize_t size = PyObject_Size(sized.ptr());
   if (size < 0) throw py::error_already_set();
@@ -162,7 +166,7 @@ int Ledger::traverse(visitproc visit, void* argument) const {
     if (stopped == 0 && reference) stopped = visit(reference.ptr(), argument);
   };
   for (const py::object* reference : {&classes_.arrival, &classes_.receipt, &classes_.join, &classes_.closed,
-                                      &classes_.state, &classes_.passes, &mutex_, &failure_})
+                                      &classes_.state, &classes_.participation, &mutex_, &failure_})
     each(*reference);
   if (intake_)
     for (const py::object* reference :
@@ -237,11 +241,17 @@ py::object Ledger::counts_since_round() const { return counts_of(state().counts.
 
 py::object Ledger::pass_clients() const { return in_passes() ? integer(state().pass->num_clients()) : py::none(); }
 
-// Returns a list that begins with the first `count` clients that have entered in the pass. It grows with the pass.
-py::object Ledger::clients_of_pass(std::int64_t count) const {
+// Returns the clients that have entered in the pass, in order; or, of a rule that limits participations, those of all
+// rounds, once for each round.
+const std::vector<control::Client>& Ledger::clients_that_entered() const {
+  return in_passes() ? state().pass->order() : state().participants;
+}
+
+// Returns a list that begins with the ids of the first `count` of them. It grows with them.
+py::object Ledger::ids_that_entered(std::int64_t count) const {
   if (!entered_) entered_ = py::list();
   for (Py_ssize_t i = length_of(entered_); i < count; ++i) {
-    const py::object client = object_of(state().pass->order().at(static_cast<std::size_t>(i)).id());
+    const py::object client = object_of(clients_that_entered().at(static_cast<std::size_t>(i)).id());
     if (PyList_Append(entered_.ptr(), client.ptr()) != 0) throw py::error_already_set();
   }
   return entered_;
@@ -249,16 +259,19 @@ py::object Ledger::clients_of_pass(std::int64_t count) const {
 
 // Forgets the clients of a pass that has ended, or that a discard has taken out.
 void Ledger::forget_clients() {
-  if (entered_ && (!in_passes() || length_of(entered_) > state().pass->entered())) entered_ = py::object();
+  if (entered_ && in_passes() && length_of(entered_) > state().pass->entered()) entered_ = py::object();
 }
 
+// Returns the ids of the clients that `blocks` holds for.
 py::object Ledger::entered() const {
-  const auto count = in_passes() ? static_cast<std::int64_t>(state().pass->order().size()) : 0;
-  return owned(PyList_GetSlice(clients_of_pass(count).ptr(), 0, count));
+  py::list ids;
+  for (const control::Client& client : clients_that_entered())
+    if (in_passes() || control_->blocks(client)) ids.append(object_of(client.id()));
+  return std::move(ids);
 }
 
-bool Ledger::has_entered(py::handle client) const {
-  return in_passes() && state().pass->has(control_->clients().find(id_of(client)));
+bool Ledger::blocks(py::handle client) const {
+  return counts_clients() && control_->blocks(control_->clients().find(id_of(client)));
 }
 
 py::object Ledger::max_staleness() const { return object_of(control_->settings().rules.max_staleness); }
@@ -273,17 +286,18 @@ Kept Ledger::kept() const {
   return {now_,
           number(),
           state().counts,
-          in_passes() ? state().pass->entered() : 0,
+          static_cast<std::int64_t>(clients_that_entered().size()),
           length_of(now_.log),
           length_of(now_.task_events)};
 }
 
-// The clients of the pass are those that have entered first: no later decision takes one of them out.
+// Later decisions append to the clients that have entered, and take none of them out.
 py::object Ledger::snapshot(const Kept& state) const {
   const Objects& objects = state.objects;
-  py::object passes = py::none();
-  if (in_passes())
-    passes = tuple_of<3>(classes_.passes, {pass_clients(), clients_of_pass(state.entered), integer(state.entered)});
+  py::object entered = py::none();
+  if (counts_clients())
+    entered =
+        tuple_of<3>(classes_.participation, {pass_clients(), ids_that_entered(state.entered), integer(state.entered)});
   const std::pair<const char*, py::object> fields[] = {{"current", objects.current},
                                                        {"rule", objects.rule},
                                                        {"rows", objects.rows.cache},
@@ -298,7 +312,7 @@ py::object Ledger::snapshot(const Kept& state) const {
                                                        {"rule_vectors", objects.rule_vectors},
                                                        {"handed", objects.handed},
                                                        {"scalars", objects.scalars},
-                                                       {"passes", passes},
+                                                       {"participation", entered},
                                                        {"next_rule", objects.next_rule},
                                                        {"norms", objects.norms}};
   static PyObject* const names = [&] {  // never freed
@@ -319,11 +333,11 @@ py::object Ledger::durable(std::int64_t version) const {
 }
 
 py::object Ledger::receipt(const control::Decision& decision) const {
-  const bool has_entered = decision.status == Status::rejected && in_passes();
-  return tuple_of<8>(classes_.receipt,
-                     {text_of(decision.status), integer(*decision.staleness), integer(decision.version),
-                      integer(decision.join), decision.step < 0 ? py::none() : integer(decision.step), py::none(),
-                      durable(decided_version() + 1), has_entered ? texts->entered : texts->nothing});
+  const py::str& reason = !decision.is_blocked ? texts->nothing : in_passes() ? texts->entered : texts->spent;
+  return tuple_of<8>(
+      classes_.receipt,
+      {text_of(decision.status), integer(*decision.staleness), integer(decision.version), integer(decision.join),
+       decision.step < 0 ? py::none() : integer(decision.step), py::none(), durable(decided_version() + 1), reason});
 }
 
 // Deciding
@@ -648,11 +662,12 @@ void Ledger::set_params(py::handle current, py::handle entry) {
   drop_released(dropped);
 }
 
-bool Ledger::replace_rule(py::handle rule, py::handle buffer_size, py::handle entry) {
+bool Ledger::replace_rule(py::handle rule, py::handle buffer_size, py::handle participations, py::handle entry) {
   const std::int64_t size = count_of(buffer_size);
+  const auto most_rounds = optional_of<std::int64_t>(participations);
   Entries entries;
   note(entries, entry, py::none());
-  const bool at_once = control_->replace_rule(size, {});
+  const bool at_once = control_->replace_rule(size, most_rounds, {});
   entries.keep();
   const py::object next = std::exchange(now_.next_rule, at_once ? py::none() : held(rule));
   const py::object before = at_once ? std::exchange(now_.rule, held(rule)) : py::none();
@@ -674,19 +689,23 @@ py::object Ledger::load(py::handle state) {
   saved.version = count_of(attribute("version", objects.current));
   objects.rule = attribute("rule", state);
   settings.buffer_size = saved.buffer_size = count_of(attribute("buffer_size", objects.rule));
+  settings.participations = saved.participations = participations_of(objects.rule);
   objects.next_rule = attribute("next_rule", state);
-  if (!is_none(objects.next_rule)) saved.next_buffer_size = count_of(attribute("buffer_size", objects.next_rule));
-  const py::object passes = attribute("passes", state), rows = attribute("rows", state);
-  if (!is_none(passes)) {
-    settings.pass_clients = count_of(attribute("num_clients", passes));
+  if (!is_none(objects.next_rule)) {
+    saved.next_buffer_size = count_of(attribute("buffer_size", objects.next_rule));
+    saved.next_participations = participations_of(objects.next_rule);
+  }
+  const py::object entered = attribute("participation", state), rows = attribute("rows", state);
+  if (!is_none(entered) && !saved.participations) {
+    settings.pass_clients = count_of(attribute("num_clients", entered));
     saved.entered.emplace();
   }
   const auto control = std::make_shared<control::Control>(settings);
-  if (saved.entered) {
-    const py::list order(attribute("order", passes));
-    const auto entered = static_cast<std::size_t>(count_of(attribute("entered", passes)));
-    for (std::size_t i = 0; i < entered; ++i)
-      saved.entered->push_back(control->clients().of(id_of(py::object(order[i]))));
+  if (!is_none(entered)) {
+    const py::list order(attribute("order", entered));
+    const auto count = static_cast<std::size_t>(count_of(attribute("entered", entered)));
+    auto& clients = saved.entered ? *saved.entered : saved.participants;
+    for (std::size_t i = 0; i < count; ++i) clients.push_back(control->clients().of(id_of(py::object(order[i]))));
   }
   if (!is_none(rows)) {
     objects.rows.cache = rows;

@@ -56,7 +56,8 @@ constexpr std::size_t kMostFaults = 1000;
 struct Texts {
   std::array<pybind11::str, kStatuses> statuses{"joined", "replaced", "superseded", "rejected", "dropped",
                                                 "empty",  "expired",  "faulty",     "refused"};
-  pybind11::str pushed{"pushed"}, nothing{""}, entered{"has entered in this pass"};
+  pybind11::str pushed{"pushed"}, nothing{""}, entered{"has entered in this pass"},
+      spent{"was in as many rounds as the rule allows"};
   pybind11::tuple empty;  // no reports, and no facts
   pybind11::int_ zero{0}, one{1};
   pybind11::object nan = pybind11::module_::import("math").attr("nan");  // one object: entries of logs are compared
@@ -71,8 +72,8 @@ struct Classes {
         join(classes[2]),
         closed(classes[3]),
         state(classes[4]),
-        passes(classes[5]) {}
-  pybind11::object arrival, receipt, join, closed, state, passes;
+        participation(classes[5]) {}
+  pybind11::object arrival, receipt, join, closed, state, participation;
 };
 
 // The rows of clients, as far as a decision needs them.
@@ -121,7 +122,7 @@ struct Kept {
   Objects objects;
   std::int64_t number;  // of the next decision
   Counts counts;
-  std::int64_t entered;  // clients of the pass
+  std::int64_t entered;  // entries of Ledger::clients_that_entered
   std::int64_t logged, events;
 };
 
@@ -197,7 +198,8 @@ class Ledger {
   pybind11::object load(pybind11::handle state);
   void hand_in(pybind11::handle rule_vectors, pybind11::handle handed, pybind11::handle entry);
   void set_params(pybind11::handle current, pybind11::handle entry);
-  bool replace_rule(pybind11::handle rule, pybind11::handle buffer_size, pybind11::handle entry);
+  bool replace_rule(pybind11::handle rule, pybind11::handle buffer_size, pybind11::handle participations,
+                    pybind11::handle entry);
   pybind11::object next_report();
   void attach(pybind11::handle commit_every);
   void take_vectors(pybind11::handle intake);
@@ -250,7 +252,7 @@ class Ledger {
   pybind11::object scalars() const { return now_.scalars; }
   pybind11::object norms() const { return now_.norms; }
   bool in_passes() const { return state().pass.has_value(); }
-  bool has_entered(pybind11::handle client) const;
+  bool blocks(pybind11::handle client) const;
   std::int64_t left_in_pass() const { return in_passes() ? state().pass->left() : 0; }
   pybind11::object pass_clients() const;
   pybind11::object entered() const;
@@ -313,7 +315,9 @@ class Ledger {
                          pybind11::handle staged_row, pybind11::handle task, const Decided* round,
                          pybind11::handle decided, Dropped& dropped);
   void start_round(const Decided* decided, Dropped& dropped);
-  pybind11::object clients_of_pass(std::int64_t count) const;
+  const std::vector<control::Client>& clients_that_entered() const;
+  bool counts_clients() const { return in_passes() || state().participations; }
+  pybind11::object ids_that_entered(std::int64_t count) const;
   void forget_clients();
   Kept kept() const;
   pybind11::object snapshot(const Kept& state) const;
@@ -340,7 +344,7 @@ class Ledger {
   std::deque<pybind11::object> unreported_, faults_;
   std::map<control::TaskNumber, pybind11::object> opened_;  // the entries of the log that have opened the open tasks
   std::map<std::int64_t, pybind11::object> bases_;          // the versions that tasks hold
-  mutable pybind11::object entered_;  // a list: the clients of the pass, as far as snapshots have them; null: none
+  mutable pybind11::object entered_;  // a list: ids of `clients_that_entered`, as far as snapshots have them; or null
   // Of a draft:
   Ledger* begun_ = nullptr;
   std::optional<control::Draft> draft_;

@@ -91,7 +91,7 @@ void bind_ledger(py::module_& module) {
   add_method<&Ledger::take_base>(type, "take_base");
   add_method<&Ledger::put_back_base>(type, "put_back_base");
   add_method<&Ledger::arrivals>(type, "arrivals");
-  add_method<&Ledger::has_entered>(type, "has_entered");
+  add_method<&Ledger::blocks>(type, "blocks");
   add_attribute<static_cast<py::object (Ledger::*)() const>(&Ledger::snapshot)>(type, "state");
   add_attribute<&Ledger::decided_snapshot>(type, "decided_state");
   add_attribute<&Ledger::has_room>(type, "has_room");

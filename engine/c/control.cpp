@@ -66,6 +66,7 @@ int afflux_control_create(const afflux_control_settings* settings, afflux_contro
     if (settings->limits_staleness != 0) own.rules.max_staleness = settings->max_staleness;
     own.by_flush = settings->by_flush != 0;
     if (settings->pass_clients != 0) own.pass_clients = settings->pass_clients;
+    if (settings->participations != 0) own.participations = settings->participations;
     *control = new afflux_control(own);
   });
 }

@@ -25,6 +25,7 @@ class Clients {
     std::int64_t number;
     std::int64_t references = 0;
     bool has_row = false;
+    std::uint32_t rounds = 0;
   };
   using Node = std::pair<const Id, Record>;
 
@@ -53,6 +54,9 @@ class Clients {
     std::int64_t number() const { return node_->second.number; }
     bool has_row() const { return node_->second.has_row; }
     void set_row(bool has_row) const { node_->second.has_row = has_row; }
+    // The rounds that the client was in, if they are counted.
+    std::int64_t rounds() const { return node_->second.rounds; }
+    void set_rounds(std::int64_t rounds) const { node_->second.rounds = static_cast<std::uint32_t>(rounds); }
 
    private:
     friend Clients;

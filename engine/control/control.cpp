@@ -11,6 +11,11 @@ void require(bool fact, const char* message) {
   if (!fact) throw std::invalid_argument(message);
 }
 
+constexpr const char* kNoLimit = "[control] participations must be from 1 to 2^31 - 1";
+bool is_limit(const std::optional<std::int64_t>& participations) {
+  return !participations || (*participations >= 1 && *participations <= INT32_MAX);
+}
+
 }  // namespace
 
 Control::Control(const Settings& settings)
@@ -19,7 +24,11 @@ Control::Control(const Settings& settings)
   require(settings.rules.max_staleness.value_or(0) >= 0, "[control] max_staleness must be at least 0");
   require(settings.pass_clients.value_or(1) >= 1, "[control] the clients of a pass must be at least 1");
   require(settings.max_rows.value_or(1) >= 1, "[control] max_rows must be at least 1");
+  require(is_limit(settings.participations), kNoLimit);
+  require(!settings.participations || (!settings.pass_clients && settings.rules.duplicates != Duplicates::both),
+          "[control] participations are of rules without passes, with a client in a buffer once");
   state_.buffer_size = settings.buffer_size;
+  state_.participations = settings.participations;
   state_.buffer = Buffer(settings.rules.duplicates != Duplicates::both);
   if (settings.pass_clients) state_.pass.emplace(*settings.pass_clients);
 }
@@ -44,6 +53,15 @@ Refusal Control::refusal_of(const State& state, const Client& client) const {
   if (client && coming.count(client.number()) != 0) return Refusal::none;
   const auto clients = static_cast<std::int64_t>(rows_.size() + coming.size());
   return clients < *settings_.max_rows ? Refusal::none : Refusal::too_many_clients;
+}
+
+bool Control::is_blocked(const State& state, const Draft* draft, const Client& client) {
+  if (state.pass) return state.pass->has(client);
+  if (!state.participations || !client) return false;
+  std::int64_t rounds = client.rounds();
+  if (draft != nullptr)
+    for (const Client& other : draft->participants) rounds += other.number() == client.number();
+  return rounds >= *state.participations;
 }
 
 Decision Control::decide(const State& state, const Draft* draft, const Push& push) const {
@@ -71,13 +89,15 @@ Decision Control::decide(const State& state, const Draft* draft, const Push& pus
     return decision;
   }
   const auto client = [&] { return task != nullptr ? task->opened.client : clients_.find(push.client); };
-  const auto has_entered = [&] { return state.pass->has(client()); };
+  const auto blocked = [&] {
+    decision.is_blocked = (state.pass || state.participations) && is_blocked(state, draft, client());
+    return decision.is_blocked;
+  };
   const auto waiting = [&]() -> std::optional<std::int64_t> {
     const Arrival* const arrival = state.buffer.waiting(client());
     return arrival == nullptr ? std::nullopt : std::optional(arrival->version);
   };
-  decision.status =
-      status_of(settings_.rules, version, *decision.staleness, state.pass.has_value(), has_entered, waiting);
+  decision.status = status_of(settings_.rules, version, *decision.staleness, state.pass.has_value(), blocked, waiting);
   if (decision.status == Status::joined && (state.pass || settings_.max_rows)) {
     if (const Refusal refusal = refusal_of(state, client()); refusal != Refusal::none) return refuse(refusal);
   }
@@ -216,9 +236,16 @@ std::vector<Arrival> Control::cut(State& state, Draft* draft, std::optional<Roun
   require(filled > 0 || ends_pass, "[control] the buffer is empty");
   require(!round || !state.round_pending, "[control] a round is decided, which must be committed before the next one");
   require(entry || filled == state.round_size(), "[control] the buffer is no round yet");
+  if (round && state.participations) make_room(state.participants, static_cast<std::size_t>(filled));
   if (entry) note(state, *entry);
   // From here on nothing fails.
   std::vector<Arrival> arrivals = state.buffer.take();
+  if (round && state.participations) {
+    for (const Arrival& arrival : arrivals) {
+      state.participants.push_back(arrival.client);
+      if (draft == nullptr) arrival.client.set_rounds(arrival.client.rounds() + 1);
+    }
+  }
   if (state.pass) {
     if (ends_pass || (round && state.pass->left() == 0))
       state.pass = Participation(state.pass->num_clients());
@@ -227,7 +254,9 @@ std::vector<Arrival> Control::cut(State& state, Draft* draft, std::optional<Roun
   }
   if (state.next_buffer_size) {
     state.buffer_size = *state.next_buffer_size;
+    state.participations = state.next_participations;
     state.next_buffer_size.reset();
+    state.next_participations.reset();
   }
   if (round) {
     state.counts_at_round = state.counts;
@@ -268,7 +297,9 @@ Draft Control::draft(bool completes) const {
   copy.version = state_.version;
   copy.number = state_.number;
   copy.buffer_size = state_.buffer_size;
+  copy.participations = state_.participations;
   copy.next_buffer_size = state_.next_buffer_size;
+  copy.next_participations = state_.next_participations;
   copy.buffer = state_.buffer;
   copy.round_pending = state_.round_pending;
   copy.first_rows = state_.first_rows;
@@ -284,6 +315,7 @@ Draft Control::draft(bool completes) const {
 std::vector<std::int64_t> Control::adopt(Draft&& draft) {
   require(draft.changes == changes_, "[control] the state has changed since the draft");
   make_room(state_.log, draft.log.size());
+  make_room(state_.participants, draft.participants.size());
   const bool extends = state_.pass && draft.pass->extends(*state_.pass);
   if (extends) state_.pass->reserve(*draft.pass);
   // From here on nothing fails.
@@ -293,6 +325,11 @@ std::vector<std::int64_t> Control::adopt(Draft&& draft) {
   }
   for (Entry& entry : draft.log) state_.log.push_back(std::move(entry));
   draft.log = std::move(state_.log);
+  for (Client& client : draft.participants) {
+    client.set_rounds(client.rounds() + 1);
+    state_.participants.push_back(std::move(client));
+  }
+  draft.participants = std::move(state_.participants);
   draft.counts[Status::refused] = state_.counts[Status::refused];  // counted meanwhile
   if (draft.has_round) draft.counts_at_round[Status::refused] = state_.counts[Status::refused];
   std::swap(state_, static_cast<State&>(draft));
@@ -353,14 +390,21 @@ void Control::set_params() {
   ++changes_;
 }
 
-bool Control::replace_rule(std::int64_t buffer_size, const std::string& config) {
+bool Control::replace_rule(std::int64_t buffer_size, std::optional<std::int64_t> participations,
+                           const std::string& config) {
   require(buffer_size >= 1, "[control] buffer_size must be at least 1");
+  require(is_limit(participations), kNoLimit);
+  require(participations.has_value() == settings_.participations.has_value(),
+          "[control] only one of both rules limits participations");
   note(state_, Replaced{config});
   const bool at_once = state_.buffer.empty();
-  if (at_once)
+  if (at_once) {
     state_.buffer_size = buffer_size;
-  else
+    state_.participations = participations;
+  } else {
     state_.next_buffer_size = buffer_size;
+    state_.next_participations = participations;
+  }
   ++changes_;
   return at_once;
 }
@@ -377,10 +421,13 @@ Saved Control::save() const {
   saved.version = state_.version;
   saved.number = state_.number;
   saved.buffer_size = state_.buffer_size;
+  saved.participations = state_.participations;
   saved.next_buffer_size = state_.next_buffer_size;
+  saved.next_participations = state_.next_participations;
   saved.waiting = state_.buffer.arrivals();
   saved.rows = rows_;
   if (state_.pass) saved.entered = state_.pass->order();
+  saved.participants = state_.participants;
   saved.counts = state_.counts;
   if (keeps_log_) saved.log = state_.log;
   return saved;
@@ -390,11 +437,16 @@ void Control::load(Saved saved, double now) {
   require(saved.entered.has_value() == settings_.pass_clients.has_value(), "[control] only one of both has passes");
   const auto entered = static_cast<std::int64_t>(saved.entered ? saved.entered->size() : 0);
   require(!saved.entered || entered <= *settings_.pass_clients, "[control] too many clients have entered");
+  require(is_limit(saved.participations) && is_limit(saved.next_participations), kNoLimit);
+  require(saved.participations.has_value() == settings_.participations.has_value(),
+          "[control] only one of both limits participations");
   State state;
   state.version = saved.version;
   state.number = saved.number;
   state.buffer_size = saved.buffer_size;
+  state.participations = saved.participations;
   state.next_buffer_size = saved.next_buffer_size;
+  state.next_participations = saved.next_participations;
   state.buffer = Buffer(settings_.rules.duplicates != Duplicates::both);
   for (Arrival& arrival : saved.waiting) state.buffer.join(std::move(arrival));
   if (saved.entered) {
@@ -408,6 +460,9 @@ void Control::load(Saved saved, double now) {
   // From here on nothing fails.
   for (const Client& client : rows_) client.set_row(false);
   for (const Client& client : saved.rows) client.set_row(true);
+  for (const Client& client : state_.participants) client.set_rounds(0);
+  for (const Client& client : saved.participants) client.set_rounds(client.rounds() + 1);
+  state.participants = std::move(saved.participants);
   std::swap(rows_, saved.rows);
   std::swap(state_, state);
   keeps_log_ = keeps_log;

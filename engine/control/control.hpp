@@ -41,7 +41,10 @@ struct Settings {
   bool keeps_log = false;
   std::optional<std::int64_t> pass_clients;  // rules that take every client once per pass: the clients of a pass
   std::optional<std::int64_t> max_rows;      // clients that may have a row
-  std::int64_t max_bases = 64;               // versions that are held for tasks
+  // Rounds that a client may be in; nullopt: any number, and none is counted. Of a rule that has each client in a
+  // buffer once.
+  std::optional<std::int64_t> participations;
+  std::int64_t max_bases = 64;  // versions that are held for tasks
 };
 
 // Why a push is refused or faulty.
@@ -56,6 +59,7 @@ struct Decision {
   std::int64_t join = -1;                 // the number of the decision; -1: it is not about an arrival
   std::int64_t step = -1;                 // the version that the arrival's round makes; -1: it is in no buffer
   bool completes = false;                 // whether the buffer is a round now
+  bool is_blocked = false;                // it is rejected whatever waits, see Control::blocks
   std::int64_t freed = -1;                // the slot of the arrival that this one has replaced
 };
 
@@ -64,11 +68,16 @@ struct State {
   std::int64_t version = 0;  // the newest one
   std::int64_t number = 0;   // of the next decision
   std::int64_t buffer_size = 1;
-  std::optional<std::int64_t> next_buffer_size;  // that of the rule that replaces this one after the buffer's round
+  std::optional<std::int64_t> participations;
+  // Those of the rule that replaces this one after the buffer's round.
+  std::optional<std::int64_t> next_buffer_size, next_participations;
   Buffer buffer;
   bool round_pending = false;      // a round is decided, and not committed
   std::vector<Client> first_rows;  // the clients that get their first row in that round
   std::optional<Participation> pass;
+  // The clients of all rounds that were decided, once for each round, if `participations` limits their number; of a
+  // draft those of its own rounds.
+  std::vector<Client> participants;
   Counts counts, counts_at_round;  // now, and when the last round was decided
   double since = 0;                // when the first arrival in the buffer has joined
   Log log;                         // of a draft: its own entries
@@ -97,10 +106,11 @@ struct Round {
 // What is saved, as data with names. Clients are handles of the Control that saves or loads it.
 struct Saved {
   std::int64_t version = 0, number = 0, buffer_size = 1;
-  std::optional<std::int64_t> next_buffer_size;
+  std::optional<std::int64_t> participations, next_buffer_size, next_participations;
   std::vector<Arrival> waiting;
   std::vector<Client> rows;
   std::optional<std::vector<Client>> entered;  // in the pass; nullopt: no passes
+  std::vector<Client> participants;            // see State
   Counts counts;
   std::optional<Log> log;  // nullopt: the server keeps none
 };
@@ -110,10 +120,13 @@ void for_each_field(SavedState& saved, const Visit& visit) {
   visit("version", saved.version);
   visit("number", saved.number);
   visit("buffer_size", saved.buffer_size);
+  visit("participations", saved.participations);
   visit("next_buffer_size", saved.next_buffer_size);
+  visit("next_participations", saved.next_participations);
   visit("waiting", saved.waiting);
   visit("rows", saved.rows);
   visit("entered", saved.entered);
+  visit("participants", saved.participants);
   visit("counts", saved.counts);
   visit("log", saved.log);
 }
@@ -139,6 +152,9 @@ class Control {
   // Returns the decision that `admit` would make; nothing changes.
   Decision decide(const Push& push) const { return decide(state_, nullptr, push); }
   Decision decide(const Draft& draft, const Push& push) const { return decide(draft, &draft, push); }
+  // Returns whether an arrival of a client would be rejected because it has entered in the pass, or was in as many
+  // rounds as it may.
+  bool blocks(const Client& client) const { return is_blocked(state_, nullptr, client); }
   // Counts a push about which the caller has decided: it is empty, expired, faulty or refused. Closes its task, unless
   // the push is refused.
   void count(Status status, std::optional<TaskNumber> task = {});
@@ -181,7 +197,7 @@ class Control {
   void hand_in(const std::string& name);  // a rule vector
   void set_params();                      // makes a version; only while the buffer is empty
   // Returns whether the rule is replaced at once, because the buffer is empty.
-  bool replace_rule(std::int64_t buffer_size, const std::string& config);
+  bool replace_rule(std::int64_t buffer_size, std::optional<std::int64_t> participations, const std::string& config);
   void set_by_flush(bool by_flush);
 
   Saved save() const;
@@ -192,6 +208,7 @@ class Control {
  private:
   Decision decide(const State& state, const Draft* draft, const Push& push) const;
   Refusal refusal_of(const State& state, const Client& client) const;
+  static bool is_blocked(const State& state, const Draft* draft, const Client& client);
   void admit(State& state, Draft* draft, const Push& push, const Decision& decision, double now);
   std::vector<Arrival> cut(State& state, Draft* draft, std::optional<Round> round, const std::optional<Cut>& entry);
   void count(State& state, Draft* draft, Status status, std::optional<TaskNumber> task);

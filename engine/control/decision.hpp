@@ -12,7 +12,8 @@ enum class Status : std::uint8_t {
   joined,      // it is in the buffer
   replaced,    // as joined, in the place of an earlier arrival of its client
   superseded,  // the buffer holds an arrival of its client from a newer version
-  rejected,    // the buffer holds an arrival of its client, or the client has entered in this pass
+  rejected,    // the buffer holds an arrival of its client, or the client has entered in this pass, or was in as many
+               // rounds as it may
   dropped,     // older than max_staleness
   empty,       // trained on no examples
   expired,     // its task is closed
@@ -35,14 +36,15 @@ struct AdmissionRules {
 // alone determine the staleness.
 constexpr std::int64_t decided_version(std::int64_t version, bool round_pending) { return version + round_pending; }
 
-// Returns whether an arrival joins. `entered()` says whether its client has entered in the pass, `waiting()` from which
-// version the client's arrival in the buffer is, if there is one. They are called only if the decision depends on them.
-template <class Entered, class Waiting>
+// Returns whether an arrival joins. `blocked()` says whether its client has entered in the pass, or was in as many
+// rounds as it may, `waiting()` from which version the client's arrival in the buffer is, if there is one. They are
+// called only if the decision depends on them.
+template <class Blocked, class Waiting>
 Status status_of(const AdmissionRules& rules, std::int64_t version, std::int64_t staleness, bool in_passes,
-                 const Entered& entered, const Waiting& waiting) {
+                 const Blocked& blocked, const Waiting& waiting) {
   if (rules.max_staleness && staleness > *rules.max_staleness) return Status::dropped;
-  if (in_passes) return entered() ? Status::rejected : Status::joined;
-  if (rules.duplicates == Duplicates::both) return Status::joined;
+  if (blocked()) return Status::rejected;
+  if (in_passes || rules.duplicates == Duplicates::both) return Status::joined;
   const std::optional<std::int64_t> earlier = waiting();
   if (!earlier) return Status::joined;
   if (rules.duplicates == Duplicates::reject) return Status::rejected;

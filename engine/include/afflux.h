@@ -62,7 +62,8 @@ enum {
   AFFLUX_JOINED = 0,     /* it is in the buffer */
   AFFLUX_REPLACED = 1,   /* as joined, in the place of an earlier arrival of its client */
   AFFLUX_SUPERSEDED = 2, /* the buffer holds an arrival of its client from a newer version */
-  AFFLUX_REJECTED = 3,   /* the buffer holds an arrival of its client, or the client has entered in this pass */
+  AFFLUX_REJECTED = 3,   /* the buffer holds an arrival of its client, or the client has entered in this pass, or was
+                            in as many rounds as it may */
   AFFLUX_DROPPED = 4,    /* older than max_staleness */
   AFFLUX_EMPTY = 5,      /* trained on no examples */
   AFFLUX_REFUSED = 8,    /* afflux_control_push returned AFFLUX_INVALID */
@@ -220,7 +221,8 @@ typedef struct {
   uint8_t by_flush;         /* 1: no push completes a round */
   uint8_t limits_staleness; /* 1: pushes that are older than max_staleness are dropped */
   int64_t max_staleness;
-  int64_t pass_clients; /* rules that take every client once per pass: the clients of a pass; 0: no passes */
+  int64_t pass_clients;   /* rules that take every client once per pass: the clients of a pass; 0: no passes */
+  int64_t participations; /* rounds that a client may be in, without passes and AFFLUX_BOTH; 0: any number */
 } afflux_control_settings;
 
 typedef struct {

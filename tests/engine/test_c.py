@@ -89,6 +89,7 @@ class Settings(ctypes.Structure):
         ("limits_staleness", ctypes.c_uint8),
         ("max_staleness", ctypes.c_int64),
         ("pass_clients", ctypes.c_int64),
+        ("participations", ctypes.c_int64),
     ]
 
 
@@ -203,6 +204,13 @@ def test_control_in_c():
             control.call(name, 1)
 
 
+def test_participations_in_c():
+    control = Control(buffer_size=1, duplicates=2, participations=1)
+    assert control.push(1, 0).completes == 1
+    control.call("decide_round", 0)  # the rule skips it
+    assert [control.push(client, 0).status for client in (1, 2)] == [3, 0]
+
+
 def test_passes_and_wrong_settings_of_control_in_c():
     control = Control(buffer_size=2, by_flush=1, pass_clients=2)
     assert [control.push(client, 0).status for client in (1, 1, 2)] == [0, 3, 0]
@@ -214,6 +222,14 @@ def test_passes_and_wrong_settings_of_control_in_c():
         ({}, "[control] buffer_size must be at least 1"),
         ({"buffer_size": 1, "duplicates": 3}, "[afflux.h] duplicates is 3, must be from 0 to 2"),
         ({"buffer_size": 1, "pass_clients": -1}, "[control] the clients of a pass must be at least 1"),
+        (
+            {"buffer_size": 1, "duplicates": 1, "participations": -1},
+            "[control] participations must be from 1 to 2^31 - 1",
+        ),
+        (
+            {"buffer_size": 1, "participations": 1},
+            "[control] participations are of rules without passes, with a client",
+        ),
         ({"buffer_size": 1, "limits_staleness": 1, "max_staleness": -1}, "[control] max_staleness must be at least 0"),
     ]:
         with check_raised(f"1 {message}"):

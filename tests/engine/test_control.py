@@ -22,6 +22,8 @@ SERVERS = {
     "reject": {"duplicates": "reject"},
     "flush": {"by_flush": True, "duplicates": "latest"},
     "passes": {"num_clients": CLIENTS},
+    "limited": {"duplicates": "latest", "max_staleness": 2, "participations": 2},
+    "limited-flush": {"duplicates": "reject", "participations": 1, "by_flush": True},
     "passes-stale": {"num_clients": CLIENTS, "max_staleness": 1, "by_flush": True},
 }
 CLIENT = st.sampled_from([*range(CLIENTS - 1), "ann"])
@@ -136,7 +138,7 @@ class Model(oracle.Admission):
         """What the program prints of its state, but for the tasks, which it closes later than the model."""
         counts = "".join(f"{self.counts[status]} " for status in [*oracle.STATUSES, "refused"])
         waiting = "".join(f"{text_of(client)},{version},{join} " for client, version, join in self.buffer)
-        entered = "".join(f"{text_of(client)} " for client in self.entered)
+        entered = "".join(f"{text_of(client)} " for client in [*self.entered, *self.participants])
         return [counts, str(self.number), str(self.version), waiting, entered, self.entries()]
 
     def entries(self):
@@ -178,7 +180,8 @@ def decide(program, name, moves, flags):
     """Compare each decision. `flags`: faults of memory, rounds that are committed late, rounds in drafts."""
     options = SERVERS[name]
     moves = [move for move in moves if move[0] != "end_pass" or "num_clients" in options]
-    numbers = [options.get("max_staleness", -1), options.get("num_clients", -1), options.get("by_flush", False), *flags]
+    numbers = [options.get(name, -1) for name in ("max_staleness", "num_clients", "participations")]
+    numbers += [options.get("by_flush", False), *flags]
     lines = [f"new {M} {options.get('duplicates', 'both')} {' '.join(str(int(number)) for number in numbers)}"]
     for kind, *facts in moves:
         if kind in ("push", "late", "checkout"):

@@ -4,7 +4,7 @@ import pytest
 
 from afflux import Server
 from afflux.integrations._core import Trained
-from afflux.rules import afa_cs, ca2fl, fedasync, gsgm, mf_ca2fl
+from afflux.rules import afa_cs, ca2fl, dp_fedbuff, fedasync, gsgm, mf_ca2fl
 from conftest import check_error
 from core_runs import one_round, replied, run_of, trained
 
@@ -136,6 +136,15 @@ def test_clients_that_have_entered_get_no_task_until_the_pass_ends():
     assert (run.server.version, run.server.arrivals_waiting) == (1, 1)
     assert sorted(run.choose()) == [1, 2, 3]
     assert (run.server.version, run.server.entered, run.report.client_ids) == (2, set(), (3,))
+
+
+def test_clients_in_as_many_rounds_as_they_may_get_no_task():
+    run = run_of(dp_fedbuff(buffer_size=2, participations=1), num_clients=3, concurrency=2)
+    run.clients.are([1, 2, 3])
+    one_round(run, [1, 2])
+    assert (run.server.entered, run.choose()) == ({1, 2}, [3])
+    run.clients.are([1, 2])
+    check_error("all clients were in as many rounds as dp_fedbuff allows", run.choose, error=RuntimeError)
 
 
 def warnings_of(run):

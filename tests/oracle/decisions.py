@@ -9,9 +9,12 @@ class Admission:
     `rounds` has, for each round, the joins of its arrivals.
     """
 
-    def __init__(self, size, duplicates="both", max_staleness=None, num_clients=None, by_flush=False):
+    def __init__(
+        self, size, duplicates="both", max_staleness=None, num_clients=None, by_flush=False, participations=None
+    ):
         self.size, self.duplicates, self.max_staleness, self.by_flush = size, duplicates, max_staleness, by_flush
         self.num_clients = num_clients  # of gradient scheduling; None: clients enter as they come
+        self.participations, self.participants = participations, []  # the clients of all rounds, if they are limited
         self.version = self.number = 0
         self.counts = dict.fromkeys([*STATUSES, "refused"], 0)
         self.buffer, self.entered = [], []  # (client, version, join), oldest first; clients of the pass
@@ -25,10 +28,14 @@ class Admission:
         size = self.size if self.num_clients is None else min(self.size, self.left() + len(self.buffer))
         return bool(self.buffer) and not self.by_flush and len(self.buffer) >= size
 
+    def blocks(self, client):
+        spent = self.participations is not None and self.participants.count(client) >= self.participations
+        return spent or client in self.entered
+
     def checkout(self, client, lease=None):
         """The number of the task; None if the client is blocked."""
         self.expire()
-        if client in self.entered:
+        if self.blocks(client):
             return None
         self.log.append(("open", client))
         name = len([entry for entry in self.log if entry[0] == "open"]) - 1
@@ -80,8 +87,10 @@ class Admission:
     def status(self, client, version, staleness):
         if self.max_staleness is not None and staleness > self.max_staleness:
             return "dropped"
+        if self.blocks(client):
+            return "rejected"
         if self.num_clients is not None:
-            return "rejected" if client in self.entered else "joined"
+            return "joined"
         before = [other for other in self.buffer if other[0] == client]
         if self.duplicates == "both" or not before:
             return "joined"
@@ -92,6 +101,7 @@ class Admission:
     def round(self):
         self.version += 1
         self.rounds.append(sorted(join for _, _, join in self.buffer))
+        self.participants += [client for client, _, _ in self.buffer] if self.participations is not None else []
         self.buffer = []
         if self.num_clients is not None and not self.left():
             self.entered = []

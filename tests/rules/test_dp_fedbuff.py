@@ -8,7 +8,8 @@ import pytest
 
 import noise as model
 from afflux import NoiseNonce, Server, StoreError, UnavailableError, rules
-from afflux.rules.presets.dp_fedbuff import ClippedMean, epsilon
+from afflux.rules.presets.dp_fedbuff import ClippedMean
+from afflux.rules.privacy import epsilon
 from conftest import bits, check_error, push_all
 
 KEY = bytes(range(32))
@@ -83,14 +84,21 @@ def test_epsilon_is_that_of_the_gaussian_mechanism():
     """Balle and Wang 2018, Theorem 8: K mechanisms of sensitivity 1 are one of sqrt(K)."""
     pytest.importorskip("dp_accounting")
     for z, count, delta in ((1.0, 1, 1e-5), (1.0, 4, 1e-4), (5.0, 24, 1e-5)):
-        value, mu = epsilon(z, count, delta), math.sqrt(count) / z
+        value, mu = epsilon(rules.dp_fedbuff(noise_multiplier=z, participations=count), delta), math.sqrt(count) / z
         below = [0.5 * math.erfc((value / mu + sign * mu / 2) / math.sqrt(2)) for sign in (-1, 1)]
         assert below[0] - math.exp(value) * below[1] == pytest.approx(delta, rel=1e-4)
-    check_error("noise_multiplier is 0", epsilon, 0, 1, 1e-5)
-    check_error("participations is 0", epsilon, 1.0, 0, 1e-5)
-    check_error("delta is 1, must be between 0 and 1", epsilon, 1.0, 1, 1)
+
+
+def test_epsilon_of_other_rules():
+    rule = rules.dp_fedbuff(noise_multiplier=1.0, participations=4)
+    others = rules.fedbuff(), rules.dp_fedbuff(noise_multiplier=1.0), rules.dp_fedbuff(participations=4), None
+    for other in others:
+        check_error(r"\[epsilon\] rule must be dp_fedbuff with a noise_multiplier and part", epsilon, other, 1e-5)
+    check_error("delta is 1, must be less than 1", epsilon, rule, 1)
+    check_error("delta is 0, must be", epsilon, rule, 0)
 
 
 def test_epsilon_without_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    check_error(r"pip install 'afflux\[dp\]'", epsilon, 1.0, 1, 1e-5, error=UnavailableError)
+    rule = rules.dp_fedbuff(noise_multiplier=1.0, participations=4)
+    check_error(r"pip install 'afflux\[dp\]'", epsilon, rule, 1e-5, error=UnavailableError)

@@ -15,7 +15,7 @@ import decisions as oracle
 from afflux import AffluxError, BlockedError, Server
 from afflux._engine import Ledger, Mutex
 from afflux.aggregation.reports import Closed, Cut, Join, Opened, no_counts
-from afflux.rules import fedbuff, gsgm
+from afflux.rules import dp_fedbuff, fedbuff, gsgm
 from conftest import check_error, check_raises
 from inside import aggregator_of, decide_elsewhere, mutex_of, slots_taken, stopped_clock, without_fast_path
 
@@ -27,6 +27,11 @@ SERVERS = {
     "reject": ({"duplicates": "reject"}, {"duplicates": "reject"}),
     "flush": ({"rounds": "flush"}, {"by_flush": True}),
     "streaming": ({"accumulate": True}, {}),
+    "limited": ({"max_staleness": 2}, {"duplicates": "latest", "max_staleness": 2, "participations": 2}),
+    "limited-flush": (
+        {"rounds": "flush", "duplicates": "reject"},
+        {"by_flush": True, "duplicates": "reject", "participations": 1},
+    ),
     "passes": ({"num_clients": CLIENTS}, {"num_clients": CLIENTS}),
     "passes-stale": (
         {"num_clients": CLIENTS, "max_staleness": 1, "rounds": "flush"},
@@ -56,6 +61,8 @@ class Played:
     def __init__(self, name, fast, set_time):
         options, own = SERVERS[name]
         rule = gsgm(buffer_size=M) if name.startswith("passes") else fedbuff(buffer_size=M)
+        if (most := own.get("participations")) is not None:
+            rule = dp_fedbuff(buffer_size=M, participations=most)
         self.reports, self.tasks, self.set_time = [], [], set_time
         self.server = Server(rule, vector(0.0), log=True, on_step=self.reports.append, **options)
         if not fast:
@@ -81,7 +88,8 @@ class Played:
         if (number := self.model.checkout(client, lease)) is not None:
             self.tasks.append((number, self.server.checkout(client, lease=lease)))
             return
-        check_error("has entered in this pass", self.server.checkout, client, lease=lease, error=BlockedError)
+        why = f"{client!r} has entered in this pass" if self.model.num_clients else f"{client!r} was in [12] rounds"
+        check_error(why, self.server.checkout, client, lease=lease, error=BlockedError)
 
     def cancel(self, place):
         if self.tasks:
@@ -135,8 +143,7 @@ class Played:
         assert server.waiting == {join: client for client, _, join in model.buffer}
         assert server.version == model.version
         assert [sorted(report.joins.tolist()) for report in self.reports] == model.rounds
-        if model.num_clients is not None:
-            assert server.clients == set(model.entered)
+        assert server.clients == server.entered == set(filter(model.blocks, [*range(CLIENTS), "ann"]))
         model.expire()
         assert [task.client for task in server.tasks] == [client for client, *_ in model.tasks.values()]
         assert self.log() == model.log

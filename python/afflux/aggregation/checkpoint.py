@@ -16,6 +16,7 @@ from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache, with_rows
 from afflux.aggregation.clipping import WINDOW
+from afflux.aggregation.options import FLAGS
 from afflux.aggregation.plane import Vector
 from afflux.aggregation.reports import (
     DECISIONS,
@@ -128,7 +129,7 @@ def save(facts: Mapping[str, Any], state: ServerState, read: Callable[..., HostA
     slots = [read(arrival.slot, copy=False) for arrival in state.waiting[len(terms) :]]
     meta = {
         **scalar_facts(facts, state),
-        "passed": [] if state.passes is None else state.passes.order[: state.passes.entered],
+        "passed": [] if (entered := state.participation) is None else entered.order[: entered.entered],
         "waiting": [arrival_record(w) for w in state.waiting],
         "log": None if state.log is None else [log_record(entry) for entry in state.log[: state.logged]],
         "row_ids": [] if rows is None else rows.client_ids,
@@ -176,10 +177,11 @@ class _Loader:
 
     def __init__(self, state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> None:
         meta, self._arrays = state["meta"], state["arrays"]
-        for name, expected in {"format": FORMAT, "order_version": ORDER_VERSION, **facts}.items():
-            saved = meta[name]
+        kind = {"format": FORMAT, "order_version": ORDER_VERSION, **dict.fromkeys(FLAGS, False), **facts}
+        for name, expected in kind.items():
+            saved = meta.get(name, False) if name in FLAGS else meta[name]
             if (comparable(saved) != comparable(expected)) if name == "layout" else saved != expected:
-                _fail(f"{name} is {brief(meta[name])} in the state, {expected!r} here")
+                _fail(f"{name} is {brief(saved)} in the state, {expected!r} here")
         self._meta, self._facts, self._admission = meta, facts, admission
         self._rule, self._d = admission.rule, facts["d"]
         self._version, self._number = _count(meta["version"]), _count(meta["joins"])
@@ -208,7 +210,7 @@ class _Loader:
             rule_vectors={name: Vector(self._array(f"rule_vector.{name}", dtype, shape)) for name in rule.rule_vectors},
             handed=frozenset(name for name in self._list("handed") if name in rule.needs.handed_in),
             scalars=self._scalars(),
-            passes=self._passed(),
+            participation=self._passed(),
             next_rule=self._next_rule(),
             norms=self._norms(),
         )
@@ -327,8 +329,10 @@ class _Loader:
             )
 
     def _passed(self) -> Participation | None:
-        """Return the clients that have entered in this pass, the buffer's clients last; None without passes."""
+        """Return the clients that have entered, those of a pass with the buffer's last; None: none is counted."""
         order: list[ClientId] = [_id(client_id) for client_id in self._list("passed")]
+        if self._rule.needs.participations is not None:
+            return Participation(None, order, len(order))
         num_clients = self._admission.pass_clients
         waiting = [_id(client_id) for client_id, *_ in self._meta["waiting"]]
         most, last = (0, []) if num_clients is None else (num_clients, order[len(order) - len(waiting) :])

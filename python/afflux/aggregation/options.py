@@ -315,6 +315,11 @@ class ServerOptions:
                 f"[Server] max_versions is 2, must be at least 3: with commit_every={self.commit_every} a store holds "
                 "the last commit's version, the newest one and the next"
             )
+        if store and rule.needs.participations is not None and self.commit_every != 1:
+            raise AffluxError(
+                f"[Server] commit_every is {self.commit_every}, must be 1: {rule.name} counts the rounds of clients, "
+                "and a crash would lose those after the last commit"
+            )
         if not store and (self.durability is not None or self.commit_every != 1):
             option = "commit_every" if self.durability is None else "durability"
             raise AffluxError(f"[Server] {option}: without a store nothing is committed; give store=PATH")
@@ -429,6 +434,10 @@ def reads_in_place(rule: Rule, options: ServerOptions) -> bool:
     return not (needs.norms or needs.products or rule.calibrate.cached)
 
 
+#: The lasting facts that saved states have only if they are True.
+FLAGS = "noise", "counts_participations"
+
+
 def lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
     """Return the properties that a rule must share with the rule that it replaces.
 
@@ -446,6 +455,7 @@ def lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
         "passes": needs.passes,
         "norms": needs.norms,
         "noise": needs.noise,
+        "counts_participations": needs.participations is not None,
         "facts": sorted(needs.facts),
         "inner products": needs.products,
     }

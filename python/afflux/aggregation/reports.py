@@ -19,7 +19,7 @@ Params = Any
 #:     replaced     as joined, and it has replaced an earlier arrival of the same client (duplicates="latest")
 #:     superseded   the buffer holds an arrival of this client from a newer version (duplicates="latest")
 #:     rejected     the buffer holds an arrival of this client (duplicates="reject"), or the client has entered in this
-#:                  pass over all clients (gradient scheduling)
+#:                  pass over all clients (gradient scheduling), or was in as many rounds as the rule allows
 #:     dropped      older than max_staleness
 #:     empty        the client has trained on no examples (num_examples=0)
 #:     expired      its task is closed, or the base that its conversion needs is no longer held
@@ -152,7 +152,8 @@ class Receipt(NamedTuple):
         report: the round, if this push completed one; else None.
         durable: the version whose commit contains this decision at the latest; None without a store, or if only
             checkpoint() and close() commit.
-        reason: the reason of an expired, empty or faulty push, or that its client has entered in this pass; else "".
+        reason: the reason of an expired, empty or faulty push, or that its client has entered in this pass, or was in
+            as many rounds as the rule allows; else "".
     """
 
     status: Status

@@ -15,10 +15,13 @@ from afflux.rules.rule import ClientId, Rule, Scalars
 
 
 class Participation(NamedTuple):
-    """Gradient scheduling: the clients that have entered in the current pass."""
+    """The clients that have entered in the current pass of gradient scheduling, those in the buffer last.
 
-    num_clients: int
-    order: list[ClientId]  #: the clients that have entered; those in the buffer are last; later ones are appended
+    For a rule that limits participations: the clients of all rounds, once for each round that they were in.
+    """
+
+    num_clients: int | None  #: of a pass; None: there are no passes
+    order: list[ClientId]  #: later ones are appended
     entered: int  #: valid entries of `order`
 
 
@@ -42,7 +45,7 @@ class ServerState(Struct, frozen=True, eq=False):
     rule_vectors: NamedVectors = MappingProxyType({})  #: changed in place by a sweep, if not in a store
     handed: frozenset[str] = frozenset()  #: the rule vectors that the user has set
     scalars: Scalars = MappingProxyType({})  #: the rule's own numbers
-    passes: Participation | None = None  #: for rules that take every client once per pass
+    participation: Participation | None = None  #: for rules with passes or a limit of participations
     next_rule: Rule | None = None  #: replaces `rule` when the buffer is emptied
     norms: tuple[float, ...] = ()  #: of the last arrivals that entered rounds, oldest first, for clip_norms
 

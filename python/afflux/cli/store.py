@@ -73,7 +73,7 @@ ENDS = {
     "joined": "in a step, or waiting",
     "replaced": "instead of an earlier one of its client",
     "superseded": "an arrival of its client from a newer version waited",
-    "rejected": "an arrival of its client waited, or it had entered in the pass",
+    "rejected": "an arrival of its client waited, or its client had entered in the pass or in as many rounds as it may",
     "dropped": "older than max_staleness",
     "empty": "no examples",
     "expired": "its task was closed, or its version gone",

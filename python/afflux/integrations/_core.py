@@ -162,6 +162,9 @@ class TrainingRun:
         """Return addresses for new tasks: as many connected, idle clients as may train, without those that rest.
 
         If no client trains, and those that are there have entered in the pass, or have failed, the pass ends.
+
+        Raises:
+            RuntimeError: all of them were in as many rounds as the rule allows.
         """
         free = self.concurrency - len(self.assignments)
         if free < min(self.settings.dispatch_size, self.concurrency):
@@ -169,6 +172,8 @@ class TrainingRun:
         with self.untimed():  # the user may choose
             entered = self.server.entered
             if entered and not self.assignments and self.clients.have_all_entered(entered):
+                if not self.server.rule.needs.passes:
+                    raise RuntimeError(f"all clients were in as many rounds as {self.server.rule.name} allows")
                 if (report := self.server.end_pass()) is not None:
                     self._note(report)
                 entered = self.server.entered

@@ -26,7 +26,7 @@ class BusyError(AffluxError):
 
 
 class BlockedError(BusyError):
-    """The client has entered in this pass of gradient scheduling: it trains again in the next one."""
+    """The client has entered in this pass of gradient scheduling, or was in as many rounds as the rule allows."""
 
 
 class PlaneError(AffluxError):

@@ -30,6 +30,7 @@ from afflux.ops.validation import (
     count_of,
     flag,
     instance,
+    integer,
     one_of,
     one_or_less,
     optional,
@@ -190,6 +191,9 @@ class Needs:
         passes: gradient scheduling: a client enters once per pass over all N clients, later arrivals are rejected.
         once: a client is in a buffer once: a server rejects duplicates="both", and its default is "latest". Robust
             rules need it: fast hostile clients would otherwise fill buffers.
+        participations: K, the most rounds that a client is in, with `once`; later arrivals are rejected. None: any
+            number. A client counts as in a round once the server has decided it, whatever its weight, also if the round
+            is skipped or fails. Not with passes.
         trim: Weights.trim may be greater than 0. Not with cached rows, clip_norms or accumulate=True.
         noise: Weights.noise may be greater than 0: the server needs a `noise_key`. Not with cached rows, clip_norms
             or averaged buffers of a model.
@@ -205,6 +209,7 @@ class Needs:
     scalars: Scalars = field(default_factory=dict)
     passes: bool = False
     once: bool = False
+    participations: int | None = None
     trim: bool = False
     noise: bool = False
 
@@ -352,6 +357,9 @@ class Rule:
         for name in ("trim", "noise"):
             if getattr(needs, name) and self.calibrate.cached:
                 raise AffluxError(f"[Rule] weigh needs {name}, which does not go with cached rows")
+        optional(integer(1, 2**31 - 1))("Rule", "needs.participations", needs.participations)
+        if needs.participations is not None and (needs.passes or not needs.once):
+            raise AffluxError("[Rule] weigh needs participations, which goes with once=True and without passes")
         if len(needs.rule_vectors) > MOST_RULE_VECTORS or not set(needs.handed_in) <= set(needs.rule_vectors):
             raise AffluxError(
                 f"[Rule] weigh needs the rule vectors {needs.rule_vectors} and is handed {needs.handed_in}: at most "

@@ -58,11 +58,11 @@ def assemble(
     )
     first = plane.version(partial(adapter.take_in_params, "[Server] params", parts, limits=options.limits), "Server")
     buffers = adapter.flat_buffers("[Server] params", params)
-    rows = passes = None
+    rows = participation = None
     if codec is not None and clients is not None:
         rows = RowCache(memory, clients, options.seed)
-    if rule.needs.passes and clients is not None:
-        passes = Participation(clients, [], 0)
+    if rule.needs.passes or rule.needs.participations is not None:
+        participation = Participation(clients if rule.needs.passes else None, [], 0)
     state = ServerState(
         current=Pulled(first, first_version, buffers),
         rule=rule,
@@ -71,7 +71,7 @@ def assemble(
         rule_vectors={name: plane.vector(value) for name, value in rule.rule_vectors.items()},
         log=[],
         scalars=MappingProxyType(dict(rule.needs.scalars)),
-        passes=passes,
+        participation=participation,
     )
     admission = Admission(options, rule, reporting=on_step is not None)
     admission.load(state)

@@ -130,8 +130,11 @@ def open_task(aggregator: Aggregator, adapter: InputAdapter, client: object, lea
 
     def opened() -> tuple[Opened, Pulled | None]:
         admission = aggregator.admission
-        if admission.has_entered(client_id):
-            raise BlockedError(f"[checkout] client {brief(client_id)} has entered in this pass: wait for the next one")
+        if admission.blocks(client_id):
+            why = "has entered in this pass: wait for the next one"
+            if not admission.in_passes:
+                why = f"was in {admission.rule.needs.participations} rounds, as many as {admission.rule.name} allows"
+            raise BlockedError(f"[checkout] client {brief(client_id)} {why}")
         now = admission.current
         if inplace:
             now = versions.read_only_copy(aggregator.plane, now)

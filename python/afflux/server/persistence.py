@@ -19,7 +19,7 @@ from afflux.aggregation import checkpoint as checkpoints
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.local_plane import LocalPlane, plane_like
-from afflux.aggregation.options import Options, ServerOptions
+from afflux.aggregation.options import FLAGS, Options, ServerOptions, lasting_facts
 from afflux.aggregation.plane import DataPlane, Slot, stored_plane
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.streaming import MOST_SQUARES, term_of
@@ -68,7 +68,8 @@ def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptio
         "rule_vectors": list(rule.rule_vectors),
         "layout": None if layout is None else layout.to_json(),
     }
-    return facts | ({} if rows is None else rows.facts()) | ({"noise": True} if rule.needs.noise else {})
+    lasting = lasting_facts(rule, options.slots_as)
+    return facts | ({} if rows is None else rows.facts()) | {name: True for name in FLAGS if lasting[name]}
 
 
 def open_store(

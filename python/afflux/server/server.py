@@ -520,7 +520,8 @@ class Server:
 
         Raises:
             AffluxError: an argument has a wrong type or value.
-            BlockedError: the client has entered in this pass of gradient scheduling (GSGM).
+            BlockedError: the client has entered in this pass of gradient scheduling (GSGM), or was in as many rounds
+                as the rule allows.
 
         Cost: no array is copied, except with inplace; `Task.params` is a copy if the vectors are in shards.
 
@@ -765,7 +766,7 @@ class Server:
     @property
     @clears_tracebacks
     def clients(self) -> set[ClientId]:
-        """The clients with a stored vector, or those that have entered in the current pass; empty for other rules.
+        """The clients with a stored vector, and those that `entered` has.
 
         Waits for a step in progress.
         """
@@ -776,7 +777,10 @@ class Server:
 
     @property
     def entered(self) -> set[ClientId]:
-        """The clients that have entered in the current pass (GSGM): `checkout` of these raises `BlockedError`."""
+        """The clients that have entered in the current pass (GSGM), or were in as many rounds as the rule allows.
+
+        `checkout` of these raises `BlockedError`, and their pushes are `rejected`.
+        """
         return set(self._aggregator.admission.entered)
 
     @property

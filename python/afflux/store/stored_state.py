@@ -21,7 +21,7 @@ WrittenLists = dict[str, tuple[list[Any], int]]
 
 
 def list_updates(state: ServerState, before: WrittenLists) -> tuple[dict[str, ListUpdate], WrittenLists]:
-    """Return the updates of the log, the tasks and the clients of a pass that a commit of this state writes.
+    """Return the updates of the log, the tasks and the clients that have entered that a commit of this state writes.
 
     `before` is the second result of the last commit's call.
     """
@@ -30,8 +30,10 @@ def list_updates(state: ServerState, before: WrittenLists) -> tuple[dict[str, Li
     }
     if state.log is not None:
         lists["log"] = state.log, log_record, state.logged, 0
-    if state.passes is not None:  # a discard removes the clients in the buffer from this list again
-        lists["passed"] = state.passes.order, lambda client_id: client_id, state.passes.entered, state.filled
+    if (participation := state.participation) is not None:
+        # A discard removes the clients in the buffer from a pass again.
+        open_ = 0 if participation.num_clients is None else state.filled
+        lists["passed"] = participation.order, lambda client_id: client_id, participation.entered, open_
     updates, written = dict[str, ListUpdate](), WrittenLists()
     for name, (entries, record_of, count, open_) in lists.items():
         old_entries, fixed = before.get(name, ([], 0))

@@ -46,7 +46,7 @@ static void make_round(afflux_control* control) {
 }
 
 int main(void) {
-  const afflux_control_settings settings = {BUFFER, AFFLUX_BOTH, 0, 1, /*max_staleness=*/5, 0};
+  const afflux_control_settings settings = {BUFFER, AFFLUX_BOTH, 0, 1, /*max_staleness=*/5, 0, 0};
   afflux_control* control;
   int64_t waiting = 0, counts[AFFLUX_STATUSES];
   uint32_t digest = 0, words[SIZE];

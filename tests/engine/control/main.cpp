@@ -104,7 +104,7 @@ class Host {
       double lease;
       in >> client >> lease;
       const Client known = control_.clients().of(id_of_text(client));
-      if (control_.state().pass && control_.state().pass->has(known)) return result("blocked");
+      if (control_.blocks(known)) return result("blocked");
       const double deadline = lease < 0 ? HUGE_VAL : now_ + lease;
       tried([&] {
         control_.open_task({std::to_string(opened_), known, control_.state().version, true, {}, {}}, deadline);
@@ -301,6 +301,7 @@ class Host {
     text << '\t';
     if (state.pass)
       for (const Client& client : state.pass->order()) text << text_of(client.id()) << ' ';
+    for (const Client& client : state.participants) text << text_of(client.id()) << ' ';
     text << '\t';
     for (const auto& [number, task] : control_.tasks().open()) text << number << ' ';
     text << '\t';
@@ -412,6 +413,51 @@ static void check_details() {
             "a round without a step");
     require(fails([&] { control.commit(); }) && control.end_pass({}).empty(), "no round");
   }
+  {  // participations
+    Settings settings = settings_of(1);
+    settings.participations = 2;
+    require(fails([&] { Control control(settings); }), "a client that may be in a buffer twice");
+    settings.rules.duplicates = Duplicates::latest;
+    settings.participations = 0;
+    require(fails([&] { Control control(settings); }), "no rounds");
+    settings.participations = 2;
+    Control control(settings);
+    const auto joins = [&](Id client) {
+      const Decision decision = control.admit(push_of(std::move(client), control.state().version), 0);
+      require(decision.is_blocked == (decision.status == Status::rejected), "the reason");
+      return decision.completes;
+    };
+    require(joins(Id(1)), "a first round");
+    control.decide_round({false});  // the rule skips it
+    require(joins(Id(1)), "a second round");
+    control.decide_round({});
+    control.abandon();
+    require(!joins(Id(1)) && control.blocks(control.clients().find(Id(1))), "rounds that are skipped or fail count");
+    require(joins(Id(2)), "another client");
+    control.discard();
+    require(control.state().participants.size() == 2, "an arrival that is discarded does not");
+    {
+      Draft draft = control.draft();
+      for (int round = 0; round < 2; ++round) {
+        require(control.admit(draft, push_of(Id(2)), 0).status == Status::joined, "in a draft");
+        control.flush(draft, {false});
+      }
+      require(control.decide(draft, push_of(Id(2))).is_blocked && !control.decide(push_of(Id(2))).is_blocked,
+              "rounds of a draft count there");
+    }
+    require(fails([&] { control.replace_rule(1, {}, ""); }) && fails([&] { control.replace_rule(1, 0, ""); }) &&
+                control.replace_rule(1, 3, ""),
+            "another limit");
+    require(joins(Id(1)) && !control.replace_rule(1, 1, "") && *control.state().participations == 3, "it waits");
+    control.decide_round({});
+    control.commit();
+    require(control.blocks(control.clients().find(Id(1))) && *control.state().participations == 1, "the next limit");
+    Saved saved = control.save();
+    saved.participations.reset();
+    require(fails([&] { control.load(saved, 0); }), "a state that does not count");
+    control.load(control.save(), 0);
+    require(control.state().participants.size() == 3 && control.clients().find(Id(1)).rounds() == 3, "a state");
+  }
   {  // leases
     Control control(settings_of(3));
     Push push;
@@ -458,11 +504,11 @@ static void check_details() {
     control.count(Status::expired, 2);
     require(released(control) == std::vector<std::int64_t>{2} && control.state().counts[Status::expired] == 1,
             "a push whose task is closed");
-    require(control.replace_rule(2, "a"), "at once");
+    require(control.replace_rule(2, {}, "a"), "at once");
     Draft draft = control.draft();
     control.admit(push_of(Id(1), 4), 0);
     require(fails([&] { control.adopt(std::move(draft)); }) && fails([&] { control.set_params(); }) &&
-                !control.replace_rule(1, "b") && control.state().buffer_size == 2,
+                !control.replace_rule(1, {}, "b") && control.state().buffer_size == 2,
             "a draft of an earlier state, arrivals that wait");
     control.hand_in("h");
     require(control.admit(push_of(Id(2), 4), 0).completes, "the buffer of the rule before");
@@ -492,15 +538,16 @@ int main(int argc, char**) {
     if (command == "new") {
       Settings settings;
       std::string duplicates;
-      std::int64_t max_staleness, pass_clients;
+      std::int64_t max_staleness, pass_clients, participations;
       bool faults, lazy, drafted;
-      in >> settings.buffer_size >> duplicates >> max_staleness >> pass_clients >> settings.by_flush >> faults >>
-          lazy >> drafted;
+      in >> settings.buffer_size >> duplicates >> max_staleness >> pass_clients >> participations >>
+          settings.by_flush >> faults >> lazy >> drafted;
       settings.rules.duplicates = duplicates == "both"     ? Duplicates::both
                                   : duplicates == "latest" ? Duplicates::latest
                                                            : Duplicates::reject;
       if (max_staleness >= 0) settings.rules.max_staleness = max_staleness;
       if (pass_clients >= 0) settings.pass_clients = pass_clients;
+      if (participations >= 0) settings.participations = participations;
       settings.keeps_log = true;
       host = std::make_unique<Host>(settings, faults, lazy, drafted);
       continue;

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.ops.validation import check_fields, count_of, not_negative, positive
+from afflux.ops.errors import AffluxError
+from afflux.ops.validation import check_fields, count_of, not_negative, optional, positive
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.registry import register
@@ -32,18 +32,20 @@ class ClippedMean:
     clip: float
     divisor: int
     noise_multiplier: float = 0.0
+    participations: int | None = None  #: the most rounds that a client is in; None: any number
 
     def __post_init__(self) -> None:
         check_fields(self, positive, "clip")
         check_fields(self, count_of(1), "divisor")
         check_fields(self, not_negative, "noise_multiplier")
+        check_fields(self, optional(count_of(1)), "participations")
         if self.noise_multiplier > 0 and self.noise_multiplier * self.clip / self.divisor == 0:
             raise AffluxError(f"[ClippedMean] noise_multiplier {self.noise_multiplier} times clip {self.clip} is 0")
 
     @property
     def needs(self) -> Needs:
         """See afflux.rules.rule.Needs."""
-        return Needs(norms=True, once=True, noise=self.noise_multiplier > 0)
+        return Needs(norms=True, once=True, participations=self.participations, noise=self.noise_multiplier > 0)
 
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""
@@ -60,38 +62,20 @@ class ClippedMean:
 
 
 def dp_fedbuff(
-    *, buffer_size: int = 10, clip: float = 1.0, noise_multiplier: float = 0.0, server_lr: Rate = 1.0
+    *,
+    buffer_size: int = 10,
+    clip: float = 1.0,
+    noise_multiplier: float = 0.0,
+    participations: int | None = None,
+    server_lr: Rate = 1.0,
 ) -> Rule:
     """Average clipped updates with Gaussian noise: a client's data change what the server publishes by little.
 
     x += server_lr * (sum_i min(1, clip / |u_i|) u_i + noise_multiplier clip z) / M, z ~ N(0, I), also if a flushed
     buffer holds fewer than M: Algorithm 1 with the fixed divisor, on a buffer. The authors' code was not seen. Without
-    a noise_multiplier there is no noise, and no privacy; with one the server needs a `noise_key`. State on the server:
-    only params and the buffer. Sweeps: one.
+    a noise_multiplier there is no noise, and no privacy; with one the server needs a `noise_key`. A client is in at
+    most `participations` rounds; None: any number. `afflux.rules.privacy.epsilon` reads both from the rule. State on
+    the server: params, the buffer, and clients' ids. Sweeps: one.
     """
-    weigh = ClippedMean(clip, buffer_size, noise_multiplier)
+    weigh = ClippedMean(clip, buffer_size, noise_multiplier, participations)
     return Rule("dp_fedbuff", "update", buffer_size, weigh, NONE, Sgd(server_lr))
-
-
-def epsilon(noise_multiplier: float, participations: int, delta: float) -> float:
-    """Return epsilon of (epsilon, delta)-differential privacy for a client that is in at most so many rounds.
-
-    By dp-accounting, for the composition of Gaussian mechanisms without amplification by sampling. Neighbours differ
-    by a client whose updates are all 0; arrival times must not depend on data.
-
-    Raises:
-        AffluxError: noise_multiplier is not positive, participations no count from 1, or delta not between 0 and 1.
-        UnavailableError: dp-accounting is not installed.
-    """
-    positive("epsilon", "noise_multiplier", noise_multiplier)
-    count_of(1)("epsilon", "participations", participations)
-    if not 0 < delta < 1:
-        raise AffluxError(f"[epsilon] delta is {delta!r}, must be between 0 and 1")
-    try:
-        from dp_accounting import GaussianDpEvent, NeighboringRelation
-        from dp_accounting.pld import PLDAccountant
-    except ImportError as error:
-        raise UnavailableError(f"[epsilon] needs dp-accounting: pip install 'afflux[dp]' ({error})") from None
-    accountant = PLDAccountant(NeighboringRelation.REPLACE_SPECIAL)
-    accountant.compose(GaussianDpEvent(noise_multiplier), participations)
-    return float(accountant.get_epsilon(delta))
