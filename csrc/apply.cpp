@@ -86,15 +86,20 @@ void read_words(const Attribute& attribute, const py::object& owner, std::uint32
   std::memcpy(words, PyBytes_AS_STRING(bytes.ptr()), sizeof words);
 }
 
-Noise noise_of(const py::object& object) {
+struct NoiseArrays {
+  explicit NoiseArrays(const py::object& object) {
+    if (object.is_none()) return;
+    noise.sigma = attributes->sigma.number_of(object);
+    read_words(attributes->key, object, noise.key);
+    read_words(attributes->nonce, object, noise.nonce);
+    noise.first = attributes->first.integer_of(object);
+    const py::object numbers = attributes->next.of(object);
+    if (!numbers.is_none()) noise.next = next.emplace("noise.next", numbers).list();
+  }
+
   Noise noise;
-  if (object.is_none()) return noise;
-  noise.sigma = attributes->sigma.number_of(object);
-  read_words(attributes->key, object, noise.key);
-  read_words(attributes->nonce, object, noise.nonce);
-  noise.first = attributes->first.integer_of(object);
-  return noise;
-}
+  std::optional<Numbers> next;
+};
 
 struct CalibrateArrays {
   // Without a codec, rows have the type that stores `updates` without rounding: float64 or float32.
@@ -203,6 +208,7 @@ class PassArrays {
         combine_(attributes->combine.of(round)),
         step_(attributes->step.of(round)),
         weights_("weights", attributes->weights.of(combine_)),
+        noise_(attributes->noise.of(combine_)),
         updates_("apply", "updates", attributes->updates.of(combine_), Access::read, Shape::vector, false, as_view),
         steps_(step_, attributes->states.of(round), attributes->states_out.of(round)) {
     const Attributes& of = *attributes;
@@ -214,7 +220,7 @@ class PassArrays {
                      of.params_weight.number_of(combine_),
                      of.most.number_of(combine_),
                      of.trim.number_of(combine_),
-                     noise_of(of.noise.of(combine_))};
+                     noise_.noise};
     pass_.most = of.most.number_of(round);
     if (!calibrate.is_none()) {
       const bool any = pass_.combine.updates.size > 0;
@@ -252,6 +258,7 @@ class PassArrays {
   const Vector params_, out_;
   const py::object combine_, step_;
   const Numbers weights_;
+  const NoiseArrays noise_;
   const Arrays<const void> updates_;
   const StepArrays steps_;
   std::optional<CalibrateArrays> cache_;

@@ -66,17 +66,6 @@ void check_trim(const Pass& pass) {
       check::fail("apply", check::Name("weights", i).str() + " is negative, which does not go with trim");
 }
 
-void check_noise(const Pass& pass) {
-  const Noise& noise = pass.combine.noise;
-  check::finite("apply", "noise.sigma", noise.sigma);
-  if (noise.sigma < 0.0) check::fail("apply", "noise.sigma is " + std::to_string(noise.sigma) + ", must be at least 0");
-  if (noise.sigma == 0.0) return;
-  if (noise.first < 0 || noise.first > formula::kMostNoise - pass.params.size)
-    check::fail("apply", "noise.first is " + std::to_string(noise.first) + ", must be from 0 to " +
-                             std::to_string(formula::kMostNoise - pass.params.size));
-  if (pass.calibrate.kind != Calibration::none) check::fail("apply", "noise does not go with cached rows");
-}
-
 void check_combine(const Pass& pass, check::Overlaps& overlaps) {
   const Combine& stage = pass.combine;
   check::list("apply", "updates", stage.updates);
@@ -94,7 +83,6 @@ void check_combine(const Pass& pass, check::Overlaps& overlaps) {
   }
   check_most("combine.most", stage.most);
   check_trim(pass);
-  check_noise(pass);
   const bool alone = pass.calibrate.kind == Calibration::none && pass.rule_vectors.vectors.size == 0;
   if (stage.most != kNoLimit && !alone && pass.out.device.kind == DeviceKind::cuda)
     throw Unavailable("[apply] combine.most on a GPU is for rounds without cached rows and without rule vectors");
@@ -213,6 +201,21 @@ void check_rule_vectors(const Pass& pass, check::Overlaps& overlaps) {
   check_held("rule_vectors.vectors", rule_vectors.vectors, "rule_vectors.outs", rule_vectors.outs, pass, overlaps);
 }
 
+void check_noise(const Pass& pass, check::Overlaps& overlaps) {
+  const Noise& noise = pass.combine.noise;
+  check::finite("apply", "noise.sigma", noise.sigma);
+  if (noise.sigma < 0.0) check::fail("apply", "noise.sigma is " + std::to_string(noise.sigma) + ", must be at least 0");
+  if (noise.next.size != 0) {
+    if (pass.rule_vectors.next.size == 0) check::fail("apply", "noise.next is for rule vectors with `next`");
+    check_numbers("noise.next", noise.next, pass.rule_vectors.vectors.size, overlaps);
+  }
+  if (!formula::draws(noise)) return;
+  if (noise.first < 0 || noise.first > formula::kMostNoise - pass.params.size)
+    check::fail("apply", "noise.first is " + std::to_string(noise.first) + ", must be from 0 to " +
+                             std::to_string(formula::kMostNoise - pass.params.size));
+  if (pass.calibrate.kind != Calibration::none) check::fail("apply", "noise does not go with cached rows");
+}
+
 void check_pass(const Pass& pass, check::Overlaps& overlaps) {
   check_most("most", pass.most);
   check::type("apply", "params", pass.params.type, {Type::float32, Type::float64});
@@ -223,6 +226,7 @@ void check_pass(const Pass& pass, check::Overlaps& overlaps) {
   check_calibrate(pass, overlaps);
   check_step(pass, overlaps);
   check_rule_vectors(pass, overlaps);
+  check_noise(pass, overlaps);
   overlaps.refuse("apply");
 }
 

@@ -42,6 +42,7 @@ AFFLUX_SAME(afflux_row_facts, RowFacts);
 AFFLUX_SAME(afflux_noise, Noise);
 AFFLUX_AT(afflux_noise, Noise, nonce);
 AFFLUX_AT(afflux_noise, Noise, first);
+AFFLUX_AT(afflux_noise, Noise, next);
 AFFLUX_SAME(afflux_combine, Combine);
 AFFLUX_AT(afflux_combine, Combine, params_weight);
 AFFLUX_AT(afflux_combine, Combine, trim);

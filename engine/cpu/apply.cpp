@@ -103,12 +103,13 @@ AFFLUX_FN bool apply_tiled(const Pass& pass, Type updates, const RowHeads* heads
       with_type(updates,
                 [&](auto sample) AFFLUX_INLINE { direction<decltype(sample)>(pass, heads, memory, tile, v, work); });
     // renew() has memory for a short tile only. Long tiles exist only with rotated rows here, for which `together` is
-    // false.
+    // false, and which have no noise.
     for (Tile part{tile.begin, kTile, ahead}; renews && part.begin < tile.begin + tile.size; part.begin += kTile) {
       if (tile.begin + tile.size - part.begin < kTile) part.size = tile.begin + tile.size - part.begin;
-      sound = renew(pass, updates, part, together ? v : nullptr) && sound;
+      sound = renew(pass, updates, part, v, together) && sound;
     }
-    if (pass.combine.noise.sigma > 0.0) add_noise(pass.combine, updates, tile, v);
+    const NoisySum noisy{pass.combine.noise.sigma, v};
+    if (noisy.coefficient > 0.0 && !renews) add_noise(pass.combine, updates, tile, &noisy, 1);
     if (pass.combine.most != kNoLimit)
       with_type(updates, [&](auto sample) AFFLUX_INLINE { sound = all_valid<decltype(sample)>(pass, tile) && sound; });
     sound = (wide ? step<double>(pass, tile, v) : step<float>(pass, tile, v)) && sound;

@@ -6,6 +6,7 @@
 
 #include "cpu/codec.hpp"
 #include "cpu/fused_directions.hpp"
+#include "formula/noise.hpp"
 #include "formula/step.hpp"
 
 namespace afflux::AFFLUX_ISA {
@@ -128,7 +129,7 @@ AFFLUX_FN bool fuse_rows(const Pass& pass, const MemoryUse& memory, std::int64_t
 
 bool can_fuse(const Pass& pass, Type updates) {
   if (pass.params.type != Type::float32 || (updates != Type::float32 && updates != Type::bfloat16)) return false;
-  if (pass.combine.trim > 0.0 || pass.combine.noise.sigma > 0.0 || !can_fuse(pass.rule_vectors, pass)) return false;
+  if (pass.combine.trim > 0.0 || formula::draws(pass.combine.noise) || !can_fuse(pass.rule_vectors, pass)) return false;
   if (pass.combine.most != kNoLimit && pass.calibrate.kind != Calibration::none) return false;
   if (pass.calibrate.kind != Calibration::none && plain_bytes(pass.calibrate.codec) == 0) return false;
   if (pass.calibrate.factor != 1.0) return false;

@@ -68,9 +68,15 @@ AFFLUX_FN void draw(const Noise& noise, std::int64_t group, NextTile& next, doub
   }
 }
 
-// Adds sigma z to v, a tile of the direction. The function is not inlined: its normals would be in the stack frame of
-// every round.
-__attribute__((noinline)) void add_noise(const Combine& stage, Type updates, Tile tile, double* v) {
+// A tile of a sum, and the coefficient of z in it.
+struct NoisySum {
+  double coefficient;
+  double* sum;
+};
+
+// Adds noise to tiles of sums. The function is not inlined: its normals would be in the stack frame of every round.
+__attribute__((noinline)) void add_noise(const Combine& stage, Type updates, Tile tile, const NoisySum* sums,
+                                         int count) {
   constexpr std::int64_t kGroup = formula::kNoiseGroup, kSteps = kGroup / simd::kWide;
   const std::int64_t first = stage.noise.first + tile.begin;
   NextTile next(stage.updates, bytes(updates), tile, (tile.size + kGroup - 1) / kGroup * kSteps);
@@ -79,10 +85,14 @@ __attribute__((noinline)) void add_noise(const Combine& stage, Type updates, Til
     const std::int64_t begin = (first + at) % kGroup, left = tile.size - at;
     const std::int64_t size = left < kGroup - begin ? left : kGroup - begin;
     draw(stage.noise, (first + at) / kGroup, next, z);
-    simd::each(size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
-      double* const to = v + at + i;
-      lanes.store(to, formula::weighted(lanes.load(to), lanes.fill(stage.noise.sigma), lanes.load(z + begin + i)));
-    });
+    for (int k = 0; k < count; ++k) {
+      double* const sum = sums[k].sum + at;
+      const double coefficient = sums[k].coefficient;
+      simd::each(size, [&](auto lanes, std::int64_t i) AFFLUX_INLINE {
+        lanes.store(sum + i,
+                    formula::weighted(lanes.load(sum + i), lanes.fill(coefficient), lanes.load(z + begin + i)));
+      });
+    }
     at += size;
   }
 }

@@ -39,7 +39,7 @@ struct ApplyBody {
       if (!weighted) add_mean(sum, stage, v);
       if (renews) sound = renew<P, U>(pass, sweep.renewal, nullptr, span, v);
     } else if (renews) {
-      sound = renew<P, U>(pass, sweep.renewal, pass.combine.weights.data, span, v);
+      sound = renew<P, U>(pass, sweep.renewal, pass.combine.weights.data, span, v, z);
     } else {
       sound = combine<U>(pass.combine.updates, pass.combine.weights.data, span, v, pass.combine.most);
     }
@@ -58,14 +58,14 @@ void run_tiles(Executor& executor, const Body& body) {
 }
 
 template <class Executor, class Body>
-void run_maybe_noisy(Executor& executor, const Body& body) {
-  body.sweep.pass.combine.noise.sigma > 0.0 ? run_noisy(executor, body) : run_tiles(executor, body);
+void run_maybe_noisy(Executor& executor, const Body& body, bool noisy) {
+  noisy ? run_noisy(executor, body) : run_tiles(executor, body);
 }
 
 template <class Executor, class P, class U>
-void sweep_types(Executor& executor, const Sweep& sweep) {
+void sweep_types(Executor& executor, const Sweep& sweep, bool noisy) {
   if (sweep.pass.calibrate.kind == Calibration::none)
-    return run_maybe_noisy(executor, ApplyBody<P, U, Rows::none>{sweep});
+    return run_maybe_noisy(executor, ApplyBody<P, U, Rows::none>{sweep}, noisy);
   with_format(sweep.pass.calibrate.codec, [&](auto format) {
     using Format = decltype(format);
     if constexpr (std::is_same_v<Format, Uncoded>)
@@ -88,11 +88,13 @@ void with_update_type(const Combine& combine, const Body& body) {
 // P: the type of params.
 template <class Executor, class P>
 bool apply_params(Executor& executor, const Pass& pass, const RowHeads* heads, const NewHeads& renewed) {
+  const bool noisy = formula::draws(pass.combine.noise);
   if (pass.combine.trim > 0.0) {
     const StagedPass staged(executor, pass, heads);
     const TrimmedTerms terms = trimmed_terms(executor, pass.combine);
-    with_update_type(pass.combine,
-                     [&](auto u) { run_maybe_noisy(executor, TrimmedBody<P, decltype(u)>{staged.sweep(), terms}); });
+    with_update_type(pass.combine, [&](auto u) {
+      run_maybe_noisy(executor, TrimmedBody<P, decltype(u)>{staged.sweep(), terms}, noisy);
+    });
     return executor.flag_holds();
   }
   if (const std::optional<Sum> sum = sum_of(pass)) {
@@ -104,7 +106,8 @@ bool apply_params(Executor& executor, const Pass& pass, const RowHeads* heads, c
   }
   const StagedPass staged(executor, pass, heads);
   const StagedHeads new_heads(executor, renewed);  // all memory is allocated before anything is changed
-  with_update_type(pass.combine, [&](auto u) { sweep_types<Executor, P, decltype(u)>(executor, staged.sweep()); });
+  with_update_type(pass.combine,
+                   [&](auto u) { sweep_types<Executor, P, decltype(u)>(executor, staged.sweep(), noisy); });
   new_heads.write(executor);
   return executor.flag_holds();
 }

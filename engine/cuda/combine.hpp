@@ -10,6 +10,11 @@ AFFLUX_DEVICE void add_weighted(Doubles& sum, double weight, const Doubles& valu
   sum = formula::weighted(sum, FourLanes::fill(weight), values);
 }
 
+// The same, but adds nothing if the weight is 0.
+AFFLUX_DEVICE void add_term(Doubles& sum, double weight, const Doubles& values) {
+  if (weight != 0.0) add_weighted(sum, weight, values);
+}
+
 // Calls load(k), then use(k, loaded), for k = 0, 1, ... count - 1 if wanted(k). Several loads are in progress at once.
 template <class T, class Wanted, class Load, class Use>
 AFFLUX_DEVICE void in_batches(std::int64_t count, const Wanted& wanted, const Load& load, const Use& use) {

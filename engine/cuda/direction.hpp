@@ -19,7 +19,7 @@ AFFLUX_DEVICE Doubles start(const Pass& pass, const Span& span) {
 // were written before are valid.
 template <class P, class Span>
 AFFLUX_DEVICE void finish(const Sweep& sweep, const Span& span, Doubles& v, bool sound, const Doubles* z = nullptr) {
-  if (z != nullptr) add_weighted(v, sweep.pass.combine.noise.sigma, *z);
+  if (z != nullptr) add_term(v, sweep.pass.combine.noise.sigma, *z);
   const auto before = StepValues<P, Steps::all>::load(sweep.step, span);
   sound = make_step<P, Steps::all>(sweep.step, before, span, v) && sound;
   if (!sound) *sweep.sound = 0;  // no race: all threads that write here write 0

@@ -32,11 +32,11 @@ AFFLUX_DEVICE void combine_all(const List<Vector>& list, const double* weights, 
 }
 
 // Computes outs[s] = sum_t next[s, t] vectors[t] + sum_i next[s, R + i] u_i. All sums are computed before the first is
-// stored. With `weights`, the updates' part of the direction is added to v. Returns true if all new values are valid.
-// P, U: the types of params and of updates.
+// stored. With `weights`, the updates' part of the direction is added to v; with normals z, noise.next[s] z to sum s.
+// Returns true if all new values are valid. P, U: the types of params and of updates.
 template <class P, class U, class Span>
-AFFLUX_DEVICE bool renew(const Pass& pass, const Renewal& renewal, const double* weights, const Span& span,
-                         Doubles& v) {
+AFFLUX_DEVICE bool renew(const Pass& pass, const Renewal& renewal, const double* weights, const Span& span, Doubles& v,
+                         const Doubles* z = nullptr) {
   const RuleVectors& rule_vectors = pass.rule_vectors;
   const std::int64_t held = rule_vectors.vectors.size, width = held + pass.combine.updates.size;
   Doubles sums[kMostRuleVectors] = {};
@@ -47,6 +47,7 @@ AFFLUX_DEVICE bool renew(const Pass& pass, const Renewal& renewal, const double*
   for (int s = 0; s < kMostRuleVectors; ++s) {
     if (s >= held) continue;
     const View<void>&vector = rule_vectors.vectors.data[s], &out = rule_vectors.outs.data[s];
+    if (z != nullptr && s < pass.combine.noise.next.size) add_term(sums[s], pass.combine.noise.next.data[s], *z);
     if ((renewal.stays >> s & 1u) == 0) {
       sound = all_within(sums[s], pass.most) && sound;
       span.store(out.data, converted<P>(sums[s]));

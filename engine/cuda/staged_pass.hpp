@@ -94,10 +94,10 @@ class StagedPass {
     const std::vector<std::uint8_t> readers = columns(pass.rule_vectors, pass.combine.updates.size);
     const std::int64_t kept_columns = staging.add(readers.data(), static_cast<std::int64_t>(readers.size()));
     const auto added = [&](const auto& list) { return staging.add(list.data, list.size); };
-    const std::int64_t offsets[] = {added(pass.combine.updates),      added(pass.combine.weights),
-                                    added(pass.calibrate.rows),       added(pass.calibrate.new_rows),
-                                    added(pass.rule_vectors.vectors), added(pass.rule_vectors.weights),
-                                    added(pass.rule_vectors.next),    added(pass.rule_vectors.outs)};
+    const std::int64_t offsets[] = {
+        added(pass.combine.updates),    added(pass.combine.weights),      added(pass.calibrate.rows),
+        added(pass.calibrate.new_rows), added(pass.rule_vectors.vectors), added(pass.rule_vectors.weights),
+        added(pass.rule_vectors.next),  added(pass.rule_vectors.outs),    added(pass.combine.noise.next)};
     staging.upload(executor);
     const std::int64_t* offset = offsets;
     const auto moved = [&](const auto& list) {
@@ -113,9 +113,9 @@ class StagedPass {
     to.rule_vectors.weights = moved(pass.rule_vectors.weights);
     to.rule_vectors.next = moved(pass.rule_vectors.next);
     to.rule_vectors.outs = moved(pass.rule_vectors.outs);
+    to.combine.noise.next = moved(pass.combine.noise.next);
     sweep_.arrivals = {staging.at<const EncodedArrival>(kept_arrivals), count};
-    sweep_.renewal = {staging.at<const std::uint8_t>(kept_columns),
-                      stays(pass.rule_vectors, pass.combine.updates.size)};
+    sweep_.renewal = {staging.at<const std::uint8_t>(kept_columns), stays(pass)};
     sweep_.step = staged_step(pass);
     sweep_.aligned = is_aligned(pass);
     sweep_.sound = executor.flag();
@@ -132,11 +132,13 @@ class StagedPass {
         found[static_cast<std::size_t>(i % width)] |= static_cast<std::uint8_t>(1 << i / width);
     return found;
   }
-  static std::uint32_t stays(const RuleVectors& rule_vectors, std::int64_t updates) {
-    const std::int64_t held = rule_vectors.vectors.size, width = held + updates;
+  static std::uint32_t stays(const Pass& pass) {
+    const RuleVectors& rule_vectors = pass.rule_vectors;
+    const List<double>& noise = pass.combine.noise.next;
+    const std::int64_t held = rule_vectors.vectors.size, width = held + pass.combine.updates.size;
     std::uint32_t all = 0;
     for (std::int64_t s = 0; s < held && rule_vectors.next.size > 0; ++s) {
-      bool same = true;
+      bool same = noise.size == 0 || noise.data[s] == 0.0;
       for (std::int64_t k = 0; k < width; ++k)
         same = same && rule_vectors.next.data[s * width + k] == (k == s ? 1.0 : 0.0);
       all |= static_cast<std::uint32_t>(same) << s;

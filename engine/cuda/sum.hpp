@@ -7,6 +7,7 @@
 
 #include "cuda/combine.hpp"
 #include "cuda/step.hpp"
+#include "formula/noise.hpp"
 
 namespace afflux::cuda {
 
@@ -38,7 +39,7 @@ inline std::optional<Sum> sum_of(const Pass& pass) {
   const RuleVectors& rule_vectors = pass.rule_vectors;
   const Steps steps = steps_with(pass.step.kind),
               most = rule_vectors.vectors.size == 0 ? Steps::adaptive : Steps::plain;
-  if (pass.calibrate.kind != Calibration::none || pass.combine.noise.sigma > 0.0) return std::nullopt;
+  if (pass.calibrate.kind != Calibration::none || formula::draws(pass.combine.noise)) return std::nullopt;
   if (rule_vectors.vectors.size > 1 || steps > most) return std::nullopt;
   Sum sum{};
   const double* next = nullptr;  // of the updates

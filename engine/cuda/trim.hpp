@@ -93,7 +93,7 @@ struct TrimmedBody {
     const Pass& pass = sweep.pass;
     Doubles v = start<P>(pass, span);
     bool sound = add_trimmed<U>(terms, span, pass.combine.most, v);
-    if (pass.rule_vectors.next.size > 0) sound = renew<P, U>(pass, sweep.renewal, nullptr, span, v) && sound;
+    if (pass.rule_vectors.next.size > 0) sound = renew<P, U>(pass, sweep.renewal, nullptr, span, v, z) && sound;
     finish<P>(sweep, span, v, sound, z);
   }
 

@@ -8,6 +8,7 @@
 // first set and the lower half of lane p of the third one; pair 128 + p has that of the second set and the upper half.
 // It is elements p and p + 256, or 128 + p and 384 + p. So vectors of any width need no transposition.
 #pragma once
+#include "afflux/pass.hpp"
 #include "formula/combine.hpp"
 #include "formula/lanes.hpp"
 
@@ -16,6 +17,13 @@ namespace afflux::formula {
 constexpr int kNoiseGroup = 512, kNoiseBlocks = 48, kNoiseSet = 16, kBlockWords = 16;
 // Block numbers have 32 bits.
 constexpr std::int64_t kMostNoise = (std::int64_t{1} << 32) / kNoiseBlocks * kNoiseGroup;
+
+// Returns true if a pass with this noise has any.
+AFFLUX_FN bool draws(const Noise& noise) {
+  bool any = noise.sigma > 0.0;
+  for (std::int64_t s = 0; s < noise.next.size; ++s) any = any || noise.next.data[s] != 0.0;
+  return any;
+}
 
 template <class T>
 AFFLUX_FN T rotated(T word, int bits) {

@@ -149,11 +149,12 @@ typedef struct {
   int64_t size;
 } afflux_row_facts_list;
 
-/* Normal noise in the direction (afflux/pass.hpp). Draw a new nonce for each pass with the same key. */
+/* Normal noise (afflux/pass.hpp). Draw a new nonce for each pass with the same key. */
 typedef struct {
-  double sigma; /* the standard deviation; 0: no noise */
+  double sigma; /* the standard deviation in the direction; 0: none */
   uint32_t key[8], nonce[3];
-  int64_t first; /* the index of element 0 in the whole vector */
+  int64_t first;       /* the index of element 0 in the whole vector */
+  afflux_numbers next; /* the coefficients in the new rule vectors; empty: none */
 } afflux_noise;
 
 /* Stage 1: the weighted sum of the updates (afflux/pass.hpp). */

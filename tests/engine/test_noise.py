@@ -3,7 +3,7 @@
 import math
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise as neighbours
 
 import numpy as np
@@ -107,24 +107,29 @@ def test_the_bits_are_those_of_the_formula(size, first, dtype, threads):
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 @pytest.mark.parametrize("trim", [0.0, 0.2])
 def test_with_the_other_stages(isa, rng, updates, kind, trim):
-    """It is the last term of the direction; trees are read in place; new rule vectors have no noise."""
+    """It is the last term of the direction and of new rule vectors, also of one whose row of `next` is 1 at itself;
+    trees are read in place.
+    """
     size, count = 4099, 7
     arrays = [buffer(updates, rng.standard_normal(size).astype("float64" if updates == "float64" else "float32"))
               for _ in range(count)]  # fmt: skip
     vectors, weights = [np.asarray(values(array)) for array in arrays], rng.random(count)
-    params, held = rng.standard_normal(size), [rng.standard_normal(size) for _ in range(2)]
-    coefficients = rng.standard_normal((2, 2 + count))
+    params, held = rng.standard_normal(size), [rng.standard_normal(size) for _ in range(3)]
+    coefficients, in_noise = rng.standard_normal((3, 3 + count)), np.array([0.4, -1.3, 0.0])
+    coefficients[1:] = np.eye(3, 3 + count)[1:]
+    drawn = model.noise(KEY, NONCE, size, 100)
     states = [np.zeros(size), np.zeros(size)] if kind == "adam" else []
-    v, _ = oracle.direction(params, vectors, weights.tolist(), 0.25, (held, [0.7, -1.1]), trim=trim)
-    v = v + 0.3 * model.noise(KEY, NONCE, size, 100)
+    v, _ = oracle.direction(params, vectors, weights.tolist(), 0.25, (held, [0.7, -1.1, 0.0]), trim=trim)
+    v = v + 0.3 * drawn
     expected = oracle.step(kind, params, v, states, 0.3, 0.9, 0.99, 1e-3, 1.0)
     renewed = oracle.next_memories(held, vectors, coefficients)
+    renewed = [sum + c * drawn if c else sum for sum, c in zip(renewed, in_noise.tolist(), strict=True)]
     borders = np.array([0, 5, 5, 700, 4096, size])
     cut = [ops.Parts([v[a:b] for a, b in neighbours(borders)], borders) for v in vectors]
     for given in (arrays, cut) if updates != "bfloat16" else (arrays,):
         out, new_states, memory = np.empty(size), [s.copy() for s in states], [m.copy() for m in held]
-        kept = ops.RuleVectors(memory, np.array([0.7, -1.1]), coefficients)
-        combine = ops.Combine(given, weights, 0.25, trim=trim, noise=ops.Noise(0.3, KEY, NONCE, 100))
+        kept = ops.RuleVectors(memory, np.array([0.7, -1.1, 0.0]), coefficients)
+        combine = ops.Combine(given, weights, 0.25, trim=trim, noise=ops.Noise(0.3, KEY, NONCE, 100, in_noise))
         step = ops.Step(kind, 0.3, 0.9, 0.99, 1e-3)
         ops.apply(ops.Pass(params, out, combine, None, step, new_states, kept), num_threads=2)
         assert [bits(x) for x in (out, *new_states, *memory)] == [bits(x) for x in (*expected, *renewed)]
@@ -137,12 +142,21 @@ def test_parts_of_a_vector_draw_what_the_whole_one_does():
 
 def test_noise_of_sigma_0_is_none(isa, rng):
     updates, weights = [rng.standard_normal(3000).astype("float32") for _ in range(4)], rng.random(4)
-    outs = []
-    for noise in (None, ops.Noise(0.0, KEY, NONCE, -1)):
-        outs.append(np.empty(3000, "float32"))
+    outs, following = [], rng.standard_normal((2, 6))
+    for noise in (None, ops.Noise(0.0, KEY, NONCE, -1), ops.Noise(0.0, KEY, NONCE, -1, np.array([0.0, -0.0]))):
+        outs.append([np.full(3000, value, "float32") for value in (0.0, 0.2, -0.3)])
         params = np.full(3000, 0.1, "float32")
-        ops.apply(ops.Pass(params, outs[-1], ops.Combine(updates, weights, noise=noise)))
-    assert bits(outs[0]) == bits(outs[1])
+        held = ops.RuleVectors(outs[-1][1:], np.ones(2), following)
+        ops.apply(ops.Pass(params, outs[-1][0], ops.Combine(updates, weights, noise=noise), rule_vectors=held))
+    assert len({tuple(map(bits, each)) for each in outs}) == 1
+
+
+def test_rule_vectors_may_have_noise_without_the_direction(isa):
+    params, vector = np.zeros(3000), np.full(3000, 0.1)
+    combine = ops.Combine([], np.zeros(0), noise=ops.Noise(0.0, KEY, NONCE, 7, np.array([-0.6])))
+    ops.apply(ops.Pass(params, params, combine, rule_vectors=ops.RuleVectors([vector], np.zeros(1), np.ones((1, 1)))))
+    assert bits(vector) == bits(0.1 + -0.6 * model.noise(KEY, NONCE, 3000, 7))
+    assert not params.any()
 
 
 @pytest.mark.parametrize("count", [1 << 20, pytest.param(100_000_000, marks=pytest.mark.soak)])
@@ -180,6 +194,7 @@ class Case:
     text: str
     noise: object
     cached: bool = False
+    following: object = field(default_factory=lambda: np.eye(1, 3))
 
 
 @pytest.mark.parametrize(
@@ -195,6 +210,12 @@ class Case:
         Case(f"noise.first is {MOST - 2}, must be from 0 to {MOST - 3}", ops.Noise(0.1, KEY, NONCE, MOST - 2)),
         Case("noise does not go with cached rows", ops.Noise(0.1, KEY, NONCE), cached=True),
         Case("sigma", 0.1),
+        Case(r"\[apply\] noise.next has 2 elements, expected 1", ops.Noise(0.1, KEY, NONCE, 0, np.ones(2))),
+        Case(r"noise.next\[0\] is not finite", ops.Noise(0.0, KEY, NONCE, 0, np.full(1, np.inf))),
+        Case("noise.next is for rule vectors with `next`", ops.Noise(0.1, KEY, NONCE, 0, np.ones(1)), following=None),
+        Case("noise.next is float32, expected float64", ops.Noise(0.1, KEY, NONCE, 0, np.ones(1, "float32"))),
+        Case("noise does not go with cached", ops.Noise(0.0, KEY, NONCE, 0, np.ones(1)), cached=True),
+        Case("noise.first is -1", ops.Noise(0.0, KEY, NONCE, -1, np.ones(1))),
     ],
     ids=lambda case: case.text,
 )
@@ -202,13 +223,14 @@ def test_refused(case):
     params, out = np.zeros(3), np.full(3, 7.0)
     rows = ops.CachedMean(np.zeros(3), 2, [None, None], [None, None]) if case.cached else None
     combine = ops.Combine([np.ones(3)] * 2, np.array([0.5, 0.5]), noise=case.noise)
-    error = check_error(case.text, ops.apply, ops.Pass(params, out, combine, rows))
+    held = ops.RuleVectors([np.ones(3)], np.ones(1), case.following)
+    error = check_error(case.text, ops.apply, ops.Pass(params, out, combine, rows, rule_vectors=held))
     assert KEY.hex()[2:] not in str(error)
     assert out.tolist() == [7.0] * 3
 
 
 def test_no_key_is_printed():
     noise = ops.Noise(0.1, KEY, NONCE, 7)
-    assert repr(noise) == "Noise(sigma=0.1, nonce='000000090000004a00000000', first=7)"
+    assert repr(noise) == "Noise(sigma=0.1, nonce='000000090000004a00000000', first=7, next=None)"
     shown = repr(ops.Combine([], np.zeros(0), noise=noise)), repr(noise.__rich_repr__()), f"{noise}"
     assert not any(repr(KEY)[2:-1] in text or KEY.hex() in text for text in shown)

@@ -489,8 +489,11 @@ def test_apply_with_noise(count, trim, kind):
         arrays = {name: (np.abs(made(rng, size, wide, shift)), wide) for name in ("params", "out", "0", "1", "2")}
         arrays |= {f"held{s}": (made(rng, size, wide, shift), wide) for s in range(held)}
         arrays |= {f"update{k}": (made(rng, size, kind, shift), kind) for k in range(count)}
-        noise, step = ops.Noise(0.3, rng.bytes(32), rng.bytes(12), first), ops.Step(kind_of, 0.1, 0.9, 0.99, 1e-3)
+        step = ops.Step(kind_of, 0.1, 0.9, 0.99, 1e-3)
         numbers = rng.random(count), rng.random(held), rng.standard_normal((held, held + count))
+        if held == 2:
+            numbers[2][0] = np.eye(1, held + count)  # it is 1 at the vector itself
+        noise = ops.Noise(0.3 * (at != 1), rng.bytes(32), rng.bytes(12), first, rng.standard_normal(held))
         assert_applies_alike(arrays, partial(noisy_round, step, [*"012"[:states]], noise, trim, *numbers))
 
 

@@ -108,3 +108,14 @@ def noise(key, nonce, size, first=0):
     radius, angle, second = random_bits(key, nonce, first, size)
     pair = normals(radius, angle)
     return np.where(second, pair[1], pair[0])
+
+
+def toeplitz(sigma, weights, decays, coefficients, rounds):
+    """Row t: the coefficients of each round's z in the direction of round t, with two or more rule vectors of noise.
+
+    v_t has sigma z_t + sum_s weights[s] b_s, then b_s = decays[s] b_s + coefficients[s] z_t.
+    """
+    terms = [*zip(weights, decays, coefficients, strict=True)]
+    return [
+        [sum(w * decay ** (t - k - 1) * c for w, decay, c in terms) for k in range(t)] + [sigma] for t in range(rounds)
+    ]

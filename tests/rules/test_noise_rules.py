@@ -12,11 +12,13 @@ import pytest
 
 import afflux
 import noise as model
-from afflux import NoiseNonce, Rule, Server, StoreError, Weights, ops, replay
+import oracle
+from afflux import Needs, NoiseNonce, Rule, Server, StoreError, Weights, ops, replay
 from afflux.aggregation.limits import Limits
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
 from afflux.rules.optimizers import Momentum, Sgd
+from afflux.server.assembly import RepeatedKey
 from conftest import bits, check_error, needs_fork, push_all
 from own_parts import Says
 
@@ -36,6 +38,24 @@ def noisy(sigma=0.3, **options):
     return own(needing(halves(sigma), **options))
 
 
+def kept(next_noise):
+    """With a rule vector."""
+    weights = halves(0.0, next=np.eye(1, 3), next_noise=next_noise)
+    return needing(weights, rule_vectors=("held",))
+
+
+class Correlated:
+    """Buffered linear Toeplitz noise (Dvijotham et al. 2024); the second rule vector forgets none."""
+
+    needs = Needs(noise=True, rule_vectors=("first", "second"))
+    weights, decays, coefficients = (-0.4, 0.25), (0.7, 1.0), (1.5, -0.8)
+
+    def __call__(self, arrivals, /):
+        count = len(arrivals)
+        following = np.hstack([np.diag(self.decays), np.zeros((2, count))])
+        return Weights(np.full(count, 0.5), self.weights, following, noise=0.3, next_noise=np.array(self.coefficients))
+
+
 def serve(rule, size=3, key=KEY, pushes=2, dtype="float64", **options):
     server = Server(rule, np.zeros(size), dtype=dtype, noise_key=key, **options)
     push_all(server, range(pushes), lambda client: np.full(size, client + 1.0))
@@ -51,6 +71,11 @@ def nonces(server):
     [
         (Says(halves(0.2)), r"\[mine\] weigh gave noise 0.2, but it has no needs = Needs\(noise=True\)"),
         (needing(halves(-0.1)), r"\[mine\] weigh gave noise -0.1, must be at least 0"),
+        (Says(halves(0.0, next=np.ones((0, 2)), next_noise=np.zeros(0))), r"next_noise, but it has no needs = Needs\("),
+        (needing(halves(0.0, next_noise=np.ones(0))), r"\[mine\] weigh gave next_noise without next"),
+        (kept(np.ones(2)), r"\[mine\] weigh gave next_noise of shape \(2,\), expected \(1,\)"),
+        (kept([np.nan]), r"\[mine\] weigh gave next_noise \[nan\], must be finite"),
+        (kept([-1e40]), r"\[mine\] with next_noise 1e\+40 a rule vector could overflow"),
         (needing(halves(np.nan)), r"\[mine\] weigh gave noise nan, must be finite"),
         (needing(halves(np.inf)), r"\[mine\] weigh gave noise inf, must be finite"),
         (needing(halves("much")), r"\[mine\] weigh gave noise 'much', must be numbers"),
@@ -100,6 +125,54 @@ def test_noise_is_the_last_term_of_the_direction():
     assert (bits(plain.params), nonces(zero)) == (bits(zero.params), [])
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_noise_that_is_correlated_over_rounds(dtype, rng):
+    """Random clients, numbers of arrivals and updates. Of a round's normals, each later direction has a share."""
+    size, theta = 1200, Correlated.decays
+    server = Server(own(Correlated(), 4), np.zeros(size), dtype=dtype, noise_key=KEY, log=True)
+    params, held, directions = np.zeros(size, dtype), [np.zeros(size, dtype)] * 2, []
+    for _ in range(9):
+        clients = sorted(rng.choice(50, int(rng.integers(1, 5)), replace=False).tolist())
+        updates = [rng.standard_normal(size).astype(dtype) for _ in clients]
+        for client, update in zip(clients, updates, strict=True):
+            server.push(client=client, version=server.version, update=update)
+        if len(clients) < 4:
+            server.flush()
+        z = model.noise(KEY, nonces(server)[-1], size)
+        v, _ = oracle.direction(params, updates, [0.5] * len(clients), 0.0, (held, Correlated.weights))
+        directions.append(v + 0.3 * z - 0.5 * np.sum(updates, axis=0, dtype=float))
+        params = oracle.step("sgd", params, v + 0.3 * z, [], 1.0)[0]
+        terms = zip(held, theta, Correlated.coefficients, strict=True)
+        held = [(decay * oracle.f64(b) + c * z).astype(dtype) for b, decay, c in terms]
+        assert bits(server.params) == bits(params)
+        assert [*map(bits, server.rule_vectors.values())] == [*map(bits, held)]
+    drawn = [model.noise(KEY, nonce, size) for nonce in nonces(server)]
+    shares = model.toeplitz(0.3, Correlated.weights, theta, Correlated.coefficients, 9)
+    expected = [sum(share * z for share, z in zip(row, drawn, strict=False)) for row in shares]
+    assert np.allclose(directions, expected, atol=1e-13 if dtype == "float64" else 1e-5)
+
+
+def test_next_noise_of_zeros_is_none():
+    """With noise in the direction, and without."""
+    for sigma in (0.0, 0.3):
+        states = []
+        for next_noise in (None, np.zeros(1), np.array([-0.0])):
+            weights = halves(sigma, rule_vectors=(0.5,), next=np.array([[0.9, 1.0, -1.0]]), next_noise=next_noise)
+            server = serve(own(needing(weights, rule_vectors=("held",))), 700, RepeatedKey(KEY), 6, log=True)
+            states.append((bits(server.params), bits(server.rule_vectors["held"]), *nonces(server)))
+        assert len({*states}) == 1
+        assert len(states[0]) == 2 + 3 * (sigma > 0)
+
+
+def test_rule_vectors_alone_may_have_noise():
+    server = serve(own(kept([-0.6])), 700, log=True)
+    assert bits(server.params) == bits(np.full(700, 1.5))
+    assert bits(server.rule_vectors["held"]) == bits(-0.6 * model.noise(KEY, *nonces(server), 700))
+    server._aggregator.noise = None
+    push_all(server, range(1), lambda client: np.ones(700))
+    check_error("the server has no noise_key", server.push, client=1, version=1, update=np.ones(700))
+
+
 def test_clipped_and_rejected_weights_keep_their_noise():
     """A weight that is rejected, a flush, a skipped round."""
 
@@ -129,7 +202,7 @@ def test_a_log_gives_the_rounds_again(place, tmp_path, rng):
     size, updates = 140_001, rng.standard_normal((8, 140_001))
     made = {"plane": ShardedPlane(3)} if place == "shards" else {}
     made |= {"store": tmp_path / "store"} if place == "store" else {}
-    rule = own(needing(halves(0.3)), step=Momentum(0.5, 0.9))
+    rule = own(Correlated(), step=Momentum(0.5, 0.9))
     first = Server(rule, np.zeros(size), noise_key=KEY, log=True, **made)
     for number in range(0, 8, 2):
         if place == "step":
@@ -146,6 +219,7 @@ def test_a_log_gives_the_rounds_again(place, tmp_path, rng):
     assert len({*nonces(first)}) == first.version == 4
     again = replay(first.log, Server(rule, np.zeros(size), noise_key=KEY, log=True), lambda join: updates[join.number])
     assert (bits(again.params), nonces(again)) == (bits(first.params), nonces(first))
+    assert [*map(bits, again.rule_vectors.values())] == [*map(bits, first.rule_vectors.values())]
     other = replay(first.log, Server(rule, np.zeros(size), noise_key=bytes(32)), lambda join: updates[join.number])
     assert bits(other.params) != bits(first.params)
     drawn = [entry for entry in first.log if isinstance(entry, NoiseNonce)]
@@ -155,7 +229,8 @@ def test_a_log_gives_the_rounds_again(place, tmp_path, rng):
                     Server(rule, np.zeros(size), noise_key=KEY), lambda join: updates[join.number])  # fmt: skip
     if place == "store":
         first.close()
-        quiet = own(Says(halves(0.0)), step=Momentum(0.5, 0.9))  # of a part that no configuration names
+        part = Says(halves(0.0), rule_vectors=("first", "second"))  # which no configuration names
+        quiet = own(part, step=Momentum(0.5, 0.9))
         check_error("whose noise is True, not False", Server.open, tmp_path / "store", quiet, error=StoreError)
 
 

@@ -20,6 +20,9 @@ test_noise.py
 noise: a bit of the radius less
 -integer = radius >> 11,
 +integer = (radius >> 12) << 1,
+noise: a rule vector that is 1 at itself has none
+-kept[s] = stays(row, s, count) && in_noise == 0.0;
++kept[s] = stays(row, s, count);
 noise: shards draw the same
 -first = stage.noise.first + tile.begin;
 +first = tile.begin;

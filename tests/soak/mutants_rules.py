@@ -101,6 +101,15 @@ noise: a part need not say that it adds noise
 noise: it is lost where weights are checked
 -0.0 if weights.noise == 0 else _checked_noise(
 +0.0 if weights.noise == 0 else 0.0 * _checked_noise(
+noise: that of rule vectors is lost where weights are checked
+-None if weights.next_noise is None else _checked_next_noise(rule, weights),
++None if weights.next_noise is None else 0.0 * _checked_next_noise(rule, weights),
+noise: rule vectors have that of the direction
+-next=weights.next_noise)
++next=None if weights.next_noise is None else weights.next_noise * 0 + weights.noise)
+noise: a rule vector that is 1 at itself keeps its memory
+-any(value != (k == s) for k, value in enumerate(row)) or (noise is not None and noise[s] != 0):
++any(value != (k == s) for k, value in enumerate(row)):
 noise: every version has its own nonce only
 -return urandom(12)
 +return version.to_bytes(12, "little")

@@ -10,13 +10,14 @@ namespace afflux {
 
 constexpr double kNoLimit = __builtin_inf();
 
-// Normal noise: sigma * z, where each element of z ~ N(0, I) is a function of key, nonce and its index: `first` for
-// element 0. Key and nonce are those of ChaCha20 (RFC 8439), in words of which the first byte is the lowest one. Two
-// passes with the same key must have different nonces: else the difference of their results has no noise.
+// Normal noise: each element of z ~ N(0, I) is a function of key, nonce and its index: `first` for element 0. Key and
+// nonce are those of ChaCha20 (RFC 8439), in words of which the first byte is the lowest one. Two passes with the same
+// key must have different nonces: else the difference of their results has no noise.
 struct Noise {
-  double sigma = 0.0;  // at least 0; 0: no noise
+  double sigma = 0.0;  // of the direction, at least 0; 0: it has no noise
   std::uint32_t key[8] = {}, nonce[3] = {};
   std::int64_t first = 0;
+  List<double> next{};  // the coefficients of z in the new rule vectors, R of them; empty: they have no noise
 };
 
 // Stage 1, the direction
@@ -31,7 +32,7 @@ struct Noise {
 // upper median. Weights count in units of W / 2^28, and a rest below M units counts as cut (formula/trim.hpp). Not with
 // cached rows. The new rule vectors are those of untrimmed updates.
 //
-// With a sigma greater than 0, noise.sigma * z is the last term of v. Not with cached rows.
+// With noise, noise.sigma * z is the last term of v, and noise.next[s] * z that of rule vector s. Not with cached rows.
 struct Combine {
   List<View<const void>> updates{};
   List<double> weights{};
@@ -47,13 +48,14 @@ constexpr std::int64_t kMostRuleVectors = 4;
 
 // Up to kMostRuleVectors vectors that the server keeps between rounds, of the type and size of params. `weights` are
 // their weights in the direction (stage 1). For R vectors and M updates, their new values are
-//   vectors[s] = sum_t next[s, t] * vectors[t] + sum_i next[s, R + i] * updates[i]
+//   vectors[s] = sum_t next[s, t] * vectors[t] + sum_i next[s, R + i] * updates[i] + combine.noise.next[s] * z
 // computed from the old values in float64, added in this order, rounded once. `next` is row-major, R x (R + M); if it
 // is empty, the vectors stay as they are.
 //
 // A vector whose coefficient in a sum is 0 is not read for that sum. A vector whose row of `next` is 1 at itself and 0
-// elsewhere is unchanged, and is not written in place. `outs`, if given, are R vectors for the new values; each is
-// vectors[s] itself or other memory. Outs in other memory also receive unchanged vectors, unless `next` is empty.
+// elsewhere, and that has no noise, is unchanged, and is not written in place. `outs`, if given, are R vectors for the
+// new values; each is vectors[s] itself or other memory. Outs in other memory also receive unchanged vectors, unless
+// `next` is empty.
 struct RuleVectors {
   List<View<void>> vectors{};
   List<double> weights{};

@@ -52,6 +52,7 @@ class Limits:
         weights: list[float],
         vector_weights: Sequence[float] = (),
         noise: float = 0.0,
+        next_noise: Sequence[float] = (),
     ) -> None:
         """Reject numbers of a rule with which vectors within the limits could cause an overflow.
 
@@ -63,7 +64,8 @@ class Limits:
             lr: its learning rate.
             weights: the weights of the arrivals.
             vector_weights: the weights of the rule vectors.
-            noise: the standard deviation of the noise, of which no element is beyond 9 of them.
+            noise: the standard deviation of the noise in the direction; no element is beyond 9 of them.
+            next_noise: the same of the noise in each new rule vector.
 
         Raises:
             ArrivalError: params or a state could overflow within a million steps, also if all arrivals had the weight
@@ -72,6 +74,8 @@ class Limits:
         """
         if step.kind not in REACH:
             raise AffluxError(f"[{rule.name}] step gave the kind {step.kind!r}, must be one of {', '.join(REACH)}")
+        if 9 * (sigma := max(map(abs, next_noise), default=0.0)) * _STEPS > self.largest:
+            raise AffluxError(f"[{rule.name}] with next_noise {sigma:.3g} a rule vector could overflow")
         if self._fit(step, lr, [*weights, *vector_weights], noise):
             return
         problem = f"elements of magnitude {self.max_abs:g} could overflow"

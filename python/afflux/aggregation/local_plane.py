@@ -270,7 +270,8 @@ def _renewed(plan: RoundPlan, before: Mapping[str, Vector], outs: Mapping[str, V
     """Return the rule vectors after a sweep that does not write in place: unchanged vectors keep their memory."""
     vectors = {**before, **{name: outs[name] for name in plan.states}}
     rows = [] if plan.next is None else plan.next.tolist()
+    noise = None if plan.noise is None else plan.noise.next
     for s, (name, row) in enumerate(zip(plan.rule_vectors, rows, strict=False)):
-        if any(value != (k == s) for k, value in enumerate(row)):
+        if any(value != (k == s) for k, value in enumerate(row)) or (noise is not None and noise[s] != 0):
             vectors[name] = outs[name]
     return vectors

@@ -41,8 +41,8 @@ class RoundStart(Struct, frozen=True, eq=False):
     limits: Limits  #: the limits of the server
     fact_names: tuple[str, ...]  #: the names of `Arrivals.facts`
     averaged: int | None  #: the number of the model's buffers that are averaged; None: all
-    #: Returns the noise of a standard deviation, with a new nonce; None: the rule needs none.
-    draw: Callable[[float], ops.Noise] | None = None
+    #: Returns the noise of the weights, with a new nonce; None: the rule needs none.
+    draw: Callable[[Weights], ops.Noise] | None = None
 
 
 class Round(Struct, eq=False):
@@ -188,11 +188,11 @@ def decide_round(rule: Rule, before: RoundStart, waiting: list[PendingArrival], 
 
 def _noise_of(rule: Rule, before: RoundStart, weights: Weights) -> ops.Noise | None:
     """Return the noise of a round. A round without a key never goes without its noise."""
-    if weights.noise == 0:
+    if weights.noise == 0 and (weights.next_noise is None or not weights.next_noise.any()):
         return None
     if before.draw is None:
-        raise AffluxError(f"[{rule.name}] weigh gave noise {weights.noise}, and the server has no noise_key")
-    return before.draw(weights.noise)
+        raise AffluxError(f"[{rule.name}] weigh gave noise, and the server has no noise_key")
+    return before.draw(weights)
 
 
 def params_weight(kind: Kind, weights: Weights) -> float:

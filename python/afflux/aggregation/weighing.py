@@ -102,7 +102,8 @@ def _decide(rule: Rule, arrivals: Arrivals, limits: Limits) -> tuple[Weights, op
     lr = float(step.lr)
     if not -inf < lr < inf:
         raise AffluxError(f"[{rule.name}] step gave lr {lr}, must be finite")
-    limits.check_step(rule, step, lr, weights.vectors.tolist(), weights.rule_vectors, weights.noise)
+    next_noise = () if weights.next_noise is None else weights.next_noise.tolist()
+    limits.check_step(rule, step, lr, weights.vectors.tolist(), weights.rule_vectors, weights.noise, next_noise)
     return weights, step
 
 
@@ -246,17 +247,27 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         0.0 if weights.params == 0 else float(numbers(name, "params", weights.params, ())),
         trim,
         0.0 if weights.noise == 0 else _checked_noise(rule, weights),
+        None if weights.next_noise is None else _checked_next_noise(rule, weights),
     )
 
 
 def _checked_noise(rule: Rule, weights: Weights) -> float:
-    """Return the standard deviation of the noise."""
+    """Return the standard deviation of the noise in the direction."""
     noise = float(numbers(rule.name, "noise", weights.noise, ()))
     if not rule.needs.noise:
         raise AffluxError(f"[{rule.name}] weigh gave noise {noise}, but it has no needs = Needs(noise=True)")
     if noise < 0:
         raise AffluxError(f"[{rule.name}] weigh gave noise {noise}, must be at least 0")
     return noise
+
+
+def _checked_next_noise(rule: Rule, weights: Weights) -> Float64:
+    """Return the coefficients of the noise in the new rule vectors."""
+    if not rule.needs.noise:
+        raise AffluxError(f"[{rule.name}] weigh gave next_noise, but it has no needs = Needs(noise=True)")
+    if weights.next is None:
+        raise AffluxError(f"[{rule.name}] weigh gave next_noise without next")
+    return numbers(rule.name, "next_noise", weights.next_noise, (len(rule.needs.rule_vectors),))
 
 
 def _checked_trim(rule: Rule, arrivals: Arrivals, weights: Weights, values: list[float]) -> float:

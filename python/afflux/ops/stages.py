@@ -23,17 +23,19 @@ Float64 = npt.NDArray[np.float64]
 class Noise(Struct, frozen=True, eq=False):
     """sigma * z, the last term of the direction: z ~ N(0, I), each element a function of key, nonce and its index.
 
-    The random bits are those of ChaCha20 (RFC 8439). Draw a new nonce for each pass with the same key: otherwise the
-    difference of two results has no noise. The repr does not have the key.
+    With `next`, next[s] * z is the last term of the new rule vector s. The random bits are those of ChaCha20 (RFC
+    8439). Draw a new nonce for each pass with the same key: otherwise the difference of two results has no noise. The
+    repr does not have the key.
     """
 
     sigma: float  #: at least 0
     key: bytes  #: 32 bytes
     nonce: bytes  #: 12 bytes
     first: int = 0  #: the index of element 0 in the whole vector
+    next: npt.NDArray[np.float64] | None = None  #: (R,) float64, with `RuleVectors.next`; None: zeros
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        return [("sigma", self.sigma), ("nonce", self.nonce.hex()), ("first", self.first)]
+        return [("sigma", self.sigma), ("nonce", self.nonce.hex()), ("first", self.first), ("next", self.next)]
 
     def __repr__(self) -> str:
         return f"Noise({', '.join([f'{name}={value!r}' for name, value in self.__rich_repr__()])})"
@@ -66,7 +68,8 @@ class RuleVectors(Struct, frozen=True, eq=False):
     v = params_weight * params + sum_s weights[s] * vectors[s] + sum_i combine.weights[i] * updates[i], in this order.
     Then, with the old values on the right, vectors[s] = sum_t next[s, t] * vectors[t] + sum_i next[s, R+i] *
     updates[i], rounded once. Calibration does not change the updates in this sum. A vector whose coefficient in a
-    sum is 0 is not read for that sum. A vector whose row of `next` is 1 at itself and 0 elsewhere is not written.
+    sum is 0 is not read for that sum. A vector whose row of `next` is 1 at itself and 0 elsewhere is not written, if it
+    has no noise.
     """
 
     vectors: Sequence[Array]  #: R vectors (d,) of the type of params, overwritten

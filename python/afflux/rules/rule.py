@@ -195,8 +195,8 @@ class Needs:
             number. A client counts as in a round once the server has decided it, whatever its weight, also if the round
             is skipped or fails. Not with passes.
         trim: Weights.trim may be greater than 0. Not with cached rows, clip_norms or accumulate=True.
-        noise: Weights.noise may be greater than 0: the server needs a `noise_key`. Not with cached rows, clip_norms
-            or averaged buffers of a model.
+        noise: Weights.noise and next_noise may differ from 0: the server needs a `noise_key`. Not with cached rows,
+            clip_norms or averaged buffers of a model.
     """
 
     gram: bool = False
@@ -224,6 +224,7 @@ class Weights(Struct, frozen=True, eq=False):
 
     The direction is v = params x + sum_s rule_vectors[s] m_s + sum_i vectors[i] u_i, where x are the server's params
     before the round. The same sweep replaces the rule vectors by m_r = sum_s next[r, s] m_s + sum_i next[r, R + i] u_i.
+    With noise, z ~ N(0, I) of the round, noise z is the last term of v, and next_noise[r] z that of m_r.
 
     Attributes:
         vectors: (M,) float64; 0 rejects an arrival: its vector is not read, and its client's cached row does not
@@ -237,8 +238,10 @@ class Weights(Struct, frozen=True, eq=False):
         trim: from 0 to 0.5, with `Needs(trim=True)`: the vectors' part of the direction is sum_i vectors[i] times their
             weighted trimmed mean, element by element: this share of the weights is cut at both ends, and 0.5 gives the
             mean of lower and upper median. No weight may then be negative. `next` reads untrimmed vectors.
-        noise: sigma, at least 0, with `Needs(noise=True)`: sigma z with z ~ N(0, I) is the last term of the direction.
-            `next` reads no noise.
+        noise: at least 0, with `Needs(noise=True)`: the standard deviation of the noise in the direction.
+        next_noise: (R,), with `next` and `Needs(noise=True)`: the coefficients of the same z in the new rule vectors,
+            for noise that is correlated over rounds (Dvijotham et al. 2024). States, checkpoints, stores and
+            `Server.rule_vectors` then hold the noise of released params: they are as secret as the key. None: zeros.
         params: the weight of params in the direction: weight decay, -0.01 for a rule of updates, 0.01 for one of
             gradients. No limit of the server bounds it: if params grow by it beyond all numbers, the step that does
             so ends the server.
@@ -254,6 +257,7 @@ class Weights(Struct, frozen=True, eq=False):
     params: float = 0.0
     trim: float = 0.0
     noise: float = 0.0
+    next_noise: Float64 | None = None
 
 
 class Weigh(Protocol):

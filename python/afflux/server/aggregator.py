@@ -19,7 +19,7 @@ from afflux.aggregation.reports import NewParams, Pulled, Receipt, Replaced, Rep
 from afflux.aggregation.round import Round, prepare
 from afflux.ops.errors import AffluxError, BusyError, StoreError
 from afflux.ops.units import ITEM_BYTES
-from afflux.rules.rule import ClientId, Float64, Rule
+from afflux.rules.rule import ClientId, Float64, Rule, Weights
 from afflux.server.concurrency import Monitor
 from afflux.server.decisions import RoundStorage, arrival_of, with_term
 from afflux.server.norm_watch import NormWatch
@@ -438,8 +438,8 @@ class Aggregator(Monitor[Round]):
         decided.saved = self.storage is None
         return decided
 
-    def _noise_with_nonce(self, noise: ops.Noise, version: int, sigma: float) -> ops.Noise:
-        return replace(noise, sigma=sigma, nonce=self.nonce_of(version))
+    def _noise_with_nonce(self, noise: ops.Noise, version: int, weights: Weights) -> ops.Noise:
+        return replace(noise, sigma=weights.noise, nonce=self.nonce_of(version), next=weights.next_noise)
 
     # Making
 

@@ -300,7 +300,9 @@ void call_apply(Draw& draw, Memory& memory) {
           : memory.vector(size, type);
   pass.combine = {list(updates), list(weights), draw.rare(2) ? draw.number() : 0.0};
   if (draw.rare(4)) pass.combine.trim = draw.number();
-  if (draw.rare(4)) pass.combine.noise = {draw.number(), {1}, {2}, std::int64_t{100} * draw.below(100) - 99};
+  std::vector<double> in_noise(vectors.size() + (draw.rare(32) ? 1 : 0), draw.number());
+  if (draw.rare(4)) pass.combine.noise = {draw.number(), {1}, {2}, std::int64_t{100} * draw.below(100) - 99, {}};
+  if (draw.rare(4)) pass.combine.noise.next = list(in_noise);
   pass.step.kind = static_cast<StepKind>(draw.below(static_cast<unsigned>(std::size(kStepKinds))));
   pass.step.lr = draw.number();
   pass.step.beta1 = draw.rare(8) ? draw.number() : 0.9;
