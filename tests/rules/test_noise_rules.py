@@ -173,6 +173,18 @@ def test_rule_vectors_alone_may_have_noise():
     check_error("the server has no noise_key", server.push, client=1, version=1, update=np.ones(700))
 
 
+def test_a_step_that_fails_changes_no_rule_vector():
+    """The sweep has read the fault; also a vector whose row of `next` is 1 at itself was not written in place."""
+    server = Server(own(Correlated()), np.zeros(700), noise_key=KEY)
+    server.step([(client, 0, np.ones(700)) for client in range(2)])
+    before = [*map(bits, server.rule_vectors.values())]
+    update = np.ones(700)
+    update[3] = np.nan
+    check_error("non-finite value at index 3", server.step, [(0, 1, np.ones(700)), (1, 1, update)])
+    assert [*map(bits, server.rule_vectors.values())] == before
+    assert server.version == 1
+
+
 def test_clipped_and_rejected_weights_keep_their_noise():
     """A weight that is rejected, a flush, a skipped round."""
 
