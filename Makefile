@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 LAB := python/afflux/lab python/afflux/cli/lab bench/papers tests/lab tests/papers
 # In a process of their own: a cluster has token authentication, which Ray reads when it is first imported.
 RAY_TESTS := tests/integrations/test_ray_plane.py
-GPU_CHECKED := 2049 or parts or finite or lent or trees
+GPU_CHECKED := 2049 or parts or finite or lent or trees or noise
 FORMATTED := $(shell find engine csrc bench tests examples -name '*.[hc]' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.cu')
 
 .DEFAULT_GOAL := help

@@ -12,7 +12,8 @@ constexpr double kNoLimit = __builtin_inf();
 
 // Normal noise: each element of z ~ N(0, I) is a function of key, nonce and its index: `first` for element 0. Key and
 // nonce are those of ChaCha20 (RFC 8439), in words of which the first byte is the lowest one. Two passes with the same
-// key must have different nonces: else the difference of their results has no noise.
+// key must have different nonces: else the difference of their results has no noise. Rule vectors with noise are as
+// secret as the key.
 struct Noise {
   double sigma = 0.0;  // of the direction, at least 0; 0: it has no noise
   std::uint32_t key[8] = {}, nonce[3] = {};

@@ -224,7 +224,7 @@ class Weights(Struct, frozen=True, eq=False):
 
     The direction is v = params x + sum_s rule_vectors[s] m_s + sum_i vectors[i] u_i, where x are the server's params
     before the round. The same sweep replaces the rule vectors by m_r = sum_s next[r, s] m_s + sum_i next[r, R + i] u_i.
-    With noise, z ~ N(0, I) of the round, noise z is the last term of v, and next_noise[r] z that of m_r.
+    With z ~ N(0, I), which each round draws afresh, noise z is the last term of v, and next_noise[r] z that of m_r.
 
     Attributes:
         vectors: (M,) float64; 0 rejects an arrival: its vector is not read, and its client's cached row does not
