@@ -47,10 +47,6 @@ control::Duplicates duplicates_of(const std::string& name) {
 // Returns the attribute of an object of the server's own.
 py::object attribute(const char* name, py::handle owner) { return owned(PyObject_GetAttrString(owner.ptr(), name)); }
 
-std::optional<std::int64_t> participations_of(py::handle rule) {
-  return optional_of<std::int64_t>(attribute("participations", attribute("needs", rule)));
-}
-
 std::int64_t size_of(py::handle sized) {
   const Py_ssize_t size = PyObject_Size(sized.ptr());
   if (size < 0) throw py::error_already_set();
@@ -662,12 +658,11 @@ void Ledger::set_params(py::handle current, py::handle entry) {
   drop_released(dropped);
 }
 
-bool Ledger::replace_rule(py::handle rule, py::handle buffer_size, py::handle participations, py::handle entry) {
+bool Ledger::replace_rule(py::handle rule, py::handle buffer_size, py::handle entry) {
   const std::int64_t size = count_of(buffer_size);
-  const auto most_rounds = optional_of<std::int64_t>(participations);
   Entries entries;
   note(entries, entry, py::none());
-  const bool at_once = control_->replace_rule(size, most_rounds, {});
+  const bool at_once = control_->replace_rule(size, {});
   entries.keep();
   const py::object next = std::exchange(now_.next_rule, at_once ? py::none() : held(rule));
   const py::object before = at_once ? std::exchange(now_.rule, held(rule)) : py::none();
@@ -689,14 +684,11 @@ py::object Ledger::load(py::handle state) {
   saved.version = count_of(attribute("version", objects.current));
   objects.rule = attribute("rule", state);
   settings.buffer_size = saved.buffer_size = count_of(attribute("buffer_size", objects.rule));
-  settings.participations = saved.participations = participations_of(objects.rule);
+  settings.participations = optional_of<std::int64_t>(attribute("participations", attribute("needs", objects.rule)));
   objects.next_rule = attribute("next_rule", state);
-  if (!is_none(objects.next_rule)) {
-    saved.next_buffer_size = count_of(attribute("buffer_size", objects.next_rule));
-    saved.next_participations = participations_of(objects.next_rule);
-  }
+  if (!is_none(objects.next_rule)) saved.next_buffer_size = count_of(attribute("buffer_size", objects.next_rule));
   const py::object entered = attribute("participation", state), rows = attribute("rows", state);
-  if (!is_none(entered) && !saved.participations) {
+  if (!is_none(entered) && !settings.participations) {
     settings.pass_clients = count_of(attribute("num_clients", entered));
     saved.entered.emplace();
   }

@@ -198,8 +198,7 @@ class Ledger {
   pybind11::object load(pybind11::handle state);
   void hand_in(pybind11::handle rule_vectors, pybind11::handle handed, pybind11::handle entry);
   void set_params(pybind11::handle current, pybind11::handle entry);
-  bool replace_rule(pybind11::handle rule, pybind11::handle buffer_size, pybind11::handle participations,
-                    pybind11::handle entry);
+  bool replace_rule(pybind11::handle rule, pybind11::handle buffer_size, pybind11::handle entry);
   pybind11::object next_report();
   void attach(pybind11::handle commit_every);
   void take_vectors(pybind11::handle intake);
@@ -316,7 +315,7 @@ class Ledger {
                          pybind11::handle decided, Dropped& dropped);
   void start_round(const Decided* decided, Dropped& dropped);
   const std::vector<control::Client>& clients_that_entered() const;
-  bool counts_clients() const { return in_passes() || state().participations; }
+  bool counts_clients() const { return in_passes() || control_->settings().participations; }
   pybind11::object ids_that_entered(std::int64_t count) const;
   void forget_clients();
   Kept kept() const;

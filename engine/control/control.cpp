@@ -11,11 +11,6 @@ void require(bool fact, const char* message) {
   if (!fact) throw std::invalid_argument(message);
 }
 
-constexpr const char* kNoLimit = "[control] participations must be from 1 to 2^31 - 1";
-bool is_limit(const std::optional<std::int64_t>& participations) {
-  return !participations || (*participations >= 1 && *participations <= INT32_MAX);
-}
-
 }  // namespace
 
 Control::Control(const Settings& settings)
@@ -24,11 +19,11 @@ Control::Control(const Settings& settings)
   require(settings.rules.max_staleness.value_or(0) >= 0, "[control] max_staleness must be at least 0");
   require(settings.pass_clients.value_or(1) >= 1, "[control] the clients of a pass must be at least 1");
   require(settings.max_rows.value_or(1) >= 1, "[control] max_rows must be at least 1");
-  require(is_limit(settings.participations), kNoLimit);
+  const std::int64_t most_rounds = settings.participations.value_or(1);
+  require(most_rounds >= 1 && most_rounds <= INT32_MAX, "[control] participations must be from 1 to 2^31 - 1");
   require(!settings.participations || (!settings.pass_clients && settings.rules.duplicates != Duplicates::both),
           "[control] participations are of rules without passes, with a client in a buffer once");
   state_.buffer_size = settings.buffer_size;
-  state_.participations = settings.participations;
   state_.buffer = Buffer(settings.rules.duplicates != Duplicates::both);
   if (settings.pass_clients) state_.pass.emplace(*settings.pass_clients);
 }
@@ -55,13 +50,13 @@ Refusal Control::refusal_of(const State& state, const Client& client) const {
   return clients < *settings_.max_rows ? Refusal::none : Refusal::too_many_clients;
 }
 
-bool Control::is_blocked(const State& state, const Draft* draft, const Client& client) {
+bool Control::is_blocked(const State& state, const Draft* draft, const Client& client) const {
   if (state.pass) return state.pass->has(client);
-  if (!state.participations || !client) return false;
+  if (!settings_.participations || !client) return false;
   std::int64_t rounds = client.rounds();
   if (draft != nullptr)
     for (const Client& other : draft->participants) rounds += other.number() == client.number();
-  return rounds >= *state.participations;
+  return rounds >= *settings_.participations;
 }
 
 Decision Control::decide(const State& state, const Draft* draft, const Push& push) const {
@@ -90,7 +85,7 @@ Decision Control::decide(const State& state, const Draft* draft, const Push& pus
   }
   const auto client = [&] { return task != nullptr ? task->opened.client : clients_.find(push.client); };
   const auto blocked = [&] {
-    decision.is_blocked = (state.pass || state.participations) && is_blocked(state, draft, client());
+    decision.is_blocked = (state.pass || settings_.participations) && is_blocked(state, draft, client());
     return decision.is_blocked;
   };
   const auto waiting = [&]() -> std::optional<std::int64_t> {
@@ -236,11 +231,11 @@ std::vector<Arrival> Control::cut(State& state, Draft* draft, std::optional<Roun
   require(filled > 0 || ends_pass, "[control] the buffer is empty");
   require(!round || !state.round_pending, "[control] a round is decided, which must be committed before the next one");
   require(entry || filled == state.round_size(), "[control] the buffer is no round yet");
-  if (round && state.participations) make_room(state.participants, static_cast<std::size_t>(filled));
+  if (round && settings_.participations) make_room(state.participants, static_cast<std::size_t>(filled));
   if (entry) note(state, *entry);
   // From here on nothing fails.
   std::vector<Arrival> arrivals = state.buffer.take();
-  if (round && state.participations) {
+  if (round && settings_.participations) {
     for (const Arrival& arrival : arrivals) {
       state.participants.push_back(arrival.client);
       if (draft == nullptr) arrival.client.set_rounds(arrival.client.rounds() + 1);
@@ -254,9 +249,7 @@ std::vector<Arrival> Control::cut(State& state, Draft* draft, std::optional<Roun
   }
   if (state.next_buffer_size) {
     state.buffer_size = *state.next_buffer_size;
-    state.participations = state.next_participations;
     state.next_buffer_size.reset();
-    state.next_participations.reset();
   }
   if (round) {
     state.counts_at_round = state.counts;
@@ -297,9 +290,7 @@ Draft Control::draft(bool completes) const {
   copy.version = state_.version;
   copy.number = state_.number;
   copy.buffer_size = state_.buffer_size;
-  copy.participations = state_.participations;
   copy.next_buffer_size = state_.next_buffer_size;
-  copy.next_participations = state_.next_participations;
   copy.buffer = state_.buffer;
   copy.round_pending = state_.round_pending;
   copy.first_rows = state_.first_rows;
@@ -390,21 +381,14 @@ void Control::set_params() {
   ++changes_;
 }
 
-bool Control::replace_rule(std::int64_t buffer_size, std::optional<std::int64_t> participations,
-                           const std::string& config) {
+bool Control::replace_rule(std::int64_t buffer_size, const std::string& config) {
   require(buffer_size >= 1, "[control] buffer_size must be at least 1");
-  require(is_limit(participations), kNoLimit);
-  require(participations.has_value() == settings_.participations.has_value(),
-          "[control] only one of both rules limits participations");
   note(state_, Replaced{config});
   const bool at_once = state_.buffer.empty();
-  if (at_once) {
+  if (at_once)
     state_.buffer_size = buffer_size;
-    state_.participations = participations;
-  } else {
+  else
     state_.next_buffer_size = buffer_size;
-    state_.next_participations = participations;
-  }
   ++changes_;
   return at_once;
 }
@@ -421,9 +405,7 @@ Saved Control::save() const {
   saved.version = state_.version;
   saved.number = state_.number;
   saved.buffer_size = state_.buffer_size;
-  saved.participations = state_.participations;
   saved.next_buffer_size = state_.next_buffer_size;
-  saved.next_participations = state_.next_participations;
   saved.waiting = state_.buffer.arrivals();
   saved.rows = rows_;
   if (state_.pass) saved.entered = state_.pass->order();
@@ -437,16 +419,12 @@ void Control::load(Saved saved, double now) {
   require(saved.entered.has_value() == settings_.pass_clients.has_value(), "[control] only one of both has passes");
   const auto entered = static_cast<std::int64_t>(saved.entered ? saved.entered->size() : 0);
   require(!saved.entered || entered <= *settings_.pass_clients, "[control] too many clients have entered");
-  require(is_limit(saved.participations) && is_limit(saved.next_participations), kNoLimit);
-  require(saved.participations.has_value() == settings_.participations.has_value(),
-          "[control] only one of both limits participations");
+  require(saved.participants.empty() || settings_.participations, "[control] participations are not limited");
   State state;
   state.version = saved.version;
   state.number = saved.number;
   state.buffer_size = saved.buffer_size;
-  state.participations = saved.participations;
   state.next_buffer_size = saved.next_buffer_size;
-  state.next_participations = saved.next_participations;
   state.buffer = Buffer(settings_.rules.duplicates != Duplicates::both);
   for (Arrival& arrival : saved.waiting) state.buffer.join(std::move(arrival));
   if (saved.entered) {

@@ -68,15 +68,13 @@ struct State {
   std::int64_t version = 0;  // the newest one
   std::int64_t number = 0;   // of the next decision
   std::int64_t buffer_size = 1;
-  std::optional<std::int64_t> participations;
-  // Those of the rule that replaces this one after the buffer's round.
-  std::optional<std::int64_t> next_buffer_size, next_participations;
+  std::optional<std::int64_t> next_buffer_size;  // that of the rule that replaces this one after the buffer's round
   Buffer buffer;
   bool round_pending = false;      // a round is decided, and not committed
   std::vector<Client> first_rows;  // the clients that get their first row in that round
   std::optional<Participation> pass;
-  // The clients of all rounds that were decided, once for each round, if `participations` limits their number; of a
-  // draft those of its own rounds.
+  // The clients of all rounds that were decided, once for each round, if participations are limited; of a draft those
+  // of its own rounds.
   std::vector<Client> participants;
   Counts counts, counts_at_round;  // now, and when the last round was decided
   double since = 0;                // when the first arrival in the buffer has joined
@@ -106,7 +104,7 @@ struct Round {
 // What is saved, as data with names. Clients are handles of the Control that saves or loads it.
 struct Saved {
   std::int64_t version = 0, number = 0, buffer_size = 1;
-  std::optional<std::int64_t> participations, next_buffer_size, next_participations;
+  std::optional<std::int64_t> next_buffer_size;
   std::vector<Arrival> waiting;
   std::vector<Client> rows;
   std::optional<std::vector<Client>> entered;  // in the pass; nullopt: no passes
@@ -120,9 +118,7 @@ void for_each_field(SavedState& saved, const Visit& visit) {
   visit("version", saved.version);
   visit("number", saved.number);
   visit("buffer_size", saved.buffer_size);
-  visit("participations", saved.participations);
   visit("next_buffer_size", saved.next_buffer_size);
-  visit("next_participations", saved.next_participations);
   visit("waiting", saved.waiting);
   visit("rows", saved.rows);
   visit("entered", saved.entered);
@@ -197,7 +193,7 @@ class Control {
   void hand_in(const std::string& name);  // a rule vector
   void set_params();                      // makes a version; only while the buffer is empty
   // Returns whether the rule is replaced at once, because the buffer is empty.
-  bool replace_rule(std::int64_t buffer_size, std::optional<std::int64_t> participations, const std::string& config);
+  bool replace_rule(std::int64_t buffer_size, const std::string& config);
   void set_by_flush(bool by_flush);
 
   Saved save() const;
@@ -208,7 +204,7 @@ class Control {
  private:
   Decision decide(const State& state, const Draft* draft, const Push& push) const;
   Refusal refusal_of(const State& state, const Client& client) const;
-  static bool is_blocked(const State& state, const Draft* draft, const Client& client);
+  bool is_blocked(const State& state, const Draft* draft, const Client& client) const;
   void admit(State& state, Draft* draft, const Push& push, const Decision& decision, double now);
   std::vector<Arrival> cut(State& state, Draft* draft, std::optional<Round> round, const std::optional<Cut>& entry);
   void count(State& state, Draft* draft, Status status, std::optional<TaskNumber> task);

@@ -140,11 +140,26 @@ def test_clients_that_have_entered_get_no_task_until_the_pass_ends():
 
 def test_clients_in_as_many_rounds_as_they_may_get_no_task():
     run = run_of(dp_fedbuff(buffer_size=2, participations=1), num_clients=3, concurrency=2)
-    run.clients.are([1, 2, 3])
+    run.clients.are([1, 2, 3, 4])
     one_round(run, [1, 2])
-    assert (run.server.entered, run.choose()) == ({1, 2}, [3])
+    assert (run.server.entered, sorted(run.choose()), run.spent) == ({1, 2}, [3, 4], "")
+    run.drop(4, "it has failed")
+    assert (run.choose(), run.spent) == ([3], "")  # the other one may come back
+    run.clients.are([1, 2, 3])
+    why = "a round needs 2 clients that were in fewer rounds than dp_fedbuff allows (1), and there are 1"
+    assert (run.choose(), run.spent) == ([], why)
+
+
+def test_a_resumed_run_of_a_rule_that_counts_rounds_knows_its_clients(tmp_path):
+    rule = dp_fedbuff(buffer_size=2, participations=2)
+    run = run_of(rule, store=tmp_path / "store")
     run.clients.are([1, 2])
-    check_error("all clients were in as many rounds as dp_fedbuff allows", run.choose, error=RuntimeError)
+    one_round(run, [1, 2])
+    run.close({})
+    again = run_of(rule, store=tmp_path / "store")
+    again.clients.are([11, 12])
+    check_error("keeps something for 2 clients", again.clients.require_known)
+    again.close()
 
 
 def warnings_of(run):

@@ -8,7 +8,7 @@ import pytest
 from afflux import Join, Server
 from afflux.integrations._loop import Loop
 from afflux.integrations._versions import OncePerVersion
-from afflux.rules import ca2fl, fedasync, fedbuff
+from afflux.rules import ca2fl, dp_fedbuff, fedasync, fedbuff
 from conftest import check_error
 from core_runs import MODEL, Clock, Echo, looped, replied, run_of, trained
 from pairwise import soak
@@ -31,6 +31,15 @@ def test_the_loop_notes_each_step_once():
     assert transport.evaluated == [0, 3, 6, 7]
     assert run.server.version == 7
     assert run.server.tasks == ()
+
+
+@pytest.mark.parametrize("duplicates", ["latest", "reject"])
+@pytest.mark.parametrize("evaluate_every", [1, 2])
+def test_a_run_ends_when_too_few_clients_may_be_in_another_round(caplog, duplicates, evaluate_every):
+    transport, rule = Echo((1, 2, 3)), dp_fedbuff(buffer_size=2, participations=1)
+    run = looped(transport, 3, rule, evaluate_every=evaluate_every, server_options={"duplicates": duplicates})
+    assert (run.server.version, transport.evaluated, run.server.tasks) == (1, [0, 1], ())
+    assert "The run ends after step 1 of 3: a round needs 2 clients" in caplog.text
 
 
 @pytest.mark.parametrize("hook", ["step_done", "evaluate"])

@@ -262,6 +262,8 @@ def test_rules_that_need_facts_are_refused(tmp_path):
 
 def test_rules_that_score_updates_need_validation_data():
     check_refused("zenopp scores updates on validation data", simulation(rules="zenopp").run)
+    limited = simulation(rules="dp_fedbuff:participations=1", rounds=2)
+    check_refused("dp_fedbuff has participations, so that rounds=2 may never come", limited.run)
     made = simulation(rules="zenopp:server_lr=0.3", validation=(own_tasks.X, own_tasks.Y))
     assert made.run()[0].evaluations[-1].version > 0
 

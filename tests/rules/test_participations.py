@@ -10,21 +10,19 @@ from hypothesis import strategies as st
 
 from afflux import BlockedError, Join, Needs, Rule, Server, StoreError, Weights, replay
 from afflux.aggregation.sharded_plane import ShardedPlane
-from afflux.rules import dp_fedbuff, fedbuff, from_config
+from afflux.rules import ca2fl, dp_fedbuff, fedbuff, from_config
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.store import repair
 from conftest import bits, check_error, push_all
 from damage import damage
-from inside import aggregator_of
 from own_parts import Says
 
-D = 2 * 65536 + 5
+D, MOST = 2 * 65536 + 5, 2
 REASON = "was in as many rounds as the rule allows"
 MOVES = st.one_of(
     *[st.tuples(st.just("push"), st.integers(0, 5))] * 8,
     st.tuples(st.just("step"), st.lists(st.integers(0, 5), max_size=4)),
-    st.tuples(st.just("limit"), st.integers(1, 4)),
     st.tuples(st.sampled_from(["flush", "discard", "reopen", "crash"])),
 )
 
@@ -42,8 +40,7 @@ class Played:
         self.options = {name: option for name, option in options.items() if option is not None}
         first = np.zeros(D, np.float32)
         store = None if folder is None else self.path
-        self.server = Server(rule_of(2), first, store=store, on_step=self.reports.append, **self.options)
-        self.limits = [2]  # in force, and that of the rule that waits
+        self.server = Server(rule_of(MOST), first, store=store, on_step=self.reports.append, **self.options)
 
     @property
     def path(self):
@@ -54,7 +51,7 @@ class Played:
         return Counter(client for report in self.reports for client in report.client_ids)
 
     def blocked(self, client, before):
-        return before[client] >= self.limits[0]
+        return before[client] >= MOST
 
     def push(self, client):
         before, number = self.rounds(), self.server.joins
@@ -63,7 +60,7 @@ class Played:
         assert (receipt.reason == REASON) == blocked == (receipt.status == "rejected" and bool(receipt.reason))
         if blocked:
             check_error(
-                f"client {client} was in {self.limits[0]} rounds, as many as dp_fedbuff allows",
+                f"client {client} was in as many rounds as dp_fedbuff allows: {MOST}",
                 self.server.checkout,
                 client,
                 error=BlockedError,
@@ -74,10 +71,6 @@ class Played:
         pushes = [(client, self.server.version, update(number + i)) for i, client in enumerate(clients)]
         receipts, _ = self.server.step(pushes)
         assert [receipt.reason == REASON for receipt in receipts] == [self.blocked(c, before) for c in clients]
-
-    def limit(self, most):
-        at_once = self.server.replace_rule(rule_of(most))
-        self.limits = [most] if at_once else [self.limits[0], most]
 
     def flush(self):
         self.server.flush()
@@ -93,24 +86,19 @@ class Played:
             self.opened()
 
     def crash(self):
-        """Only the last commit is left: the round that was made last, and the rule of that time."""
+        """Only the last commit is left, that of the round that was made last."""
         if self.folder is None:
             return
         before, self.lives = self.path, self.lives + 1
         shutil.copytree(before, self.path)
         self.server.close(checkpoint=False)
         self.opened()
-        admission = aggregator_of(self.server).admission
-        self.limits = [rule.needs.participations for rule in (admission.rule, admission.next_rule) if rule]
 
     def opened(self):
         plane = {"plane": self.plane()} if self.plane else {}
         self.server = Server.open(self.path, on_step=self.reports.append, **plane)
 
     def same(self):
-        if not self.server.arrivals_waiting:
-            self.limits = self.limits[-1:]
-        assert self.server.rule.needs.participations == self.limits[0]
         rounds = self.rounds()
         assert self.server.entered == {client for client in rounds if self.blocked(client, rounds)}
         passed = self.server.state_dict()["meta"]["passed"]
@@ -132,7 +120,7 @@ def test_random_schedules(tmp_path_factory, plane, duplicates, moves, stored):
         played.same()
     log, params = played.server.log, bits(played.server.params)
     joins = [entry.number for entry in log if isinstance(entry, Join)]
-    again = Server(rule_of(2), np.zeros(D, np.float32), **{**played.options, "plane": plane and plane()})
+    again = Server(rule_of(MOST), np.zeros(D, np.float32), **{**played.options, "plane": plane and plane()})
     replay(log, again, lambda join: update(join.number))
     assert (again.log, bits(again.params), joins) == (log, params, [*range(len(joins))])
     assert again.entered == played.server.entered
@@ -184,19 +172,24 @@ def test_states_and_stores_that_do_not_count(tmp_path):
         rule.needs.participations: Server(rule, np.zeros(3), store=tmp_path / str(rule.needs.participations))
         for rule in (limited, other)
     }
-    for server in servers.values():
+    states = {}
+    for most, server in servers.items():
         push(server, 1, 2, 3, 1)
-        assert ("counts_participations" in server.state_dict()["meta"]) == (server is servers[2])
-    for most, rule in ((2, other), (None, limited)):
-        message = f"counts_participations is {most == 2} in the state, {most != 2} here"
-        check_error(message, Server(rule, np.zeros(3)).load_state_dict, servers[most].state_dict())
-        servers[most].close()
-        text = f"holds a server whose counts_participations is {most == 2}, not {most != 2}"
+        states[most] = server.state_dict()
+        assert states[most]["meta"].get("participations", "absent") == (most or "absent")
+        server.close()
+    for most, rule in ((2, other), (2, rule_of(3)), (2, rule_of(1)), (None, limited)):
+        expected = rule.needs.participations
+        message = f"participations is {most} in the state, {expected} here"
+        check_error(message, Server(rule, np.zeros(3)).load_state_dict, states[most])
+        text = f"holds a server whose participations is {most}, not {expected}"
         check_error(text, Server.open, tmp_path / str(most), rule, error=StoreError)
-        text = f"counts_participations is {most == 2} of the rule in force, {most != 2} of the new one"
+        text = f"participations is {most} of the rule in force, {expected} of the new one"
         with Server.open(tmp_path / str(most)) as server:
             check_error(text, server.replace_rule, rule)
-    with Server.open(tmp_path / "2", rule_of(1)) as server:
+    with Server.open(tmp_path / "2", rule_of(2)) as server:
+        assert (server.entered, server.clients) == (set(), {1, 2, 3})
+        push(server, 2, 3)
         assert server.entered == {1, 2, 3}
 
 
@@ -238,9 +231,12 @@ def test_options():
             Sgd(),
         )
     assert Needs().participations is None
+    part = Says(None, participations=2, once=True)
+    cached = ca2fl().calibrate  # whose rows are in later rounds, too
+    check_error("weigh needs participations, which does not go with", Rule, "own", "update", 2, part, cached, Sgd())
 
 
 def test_many_rejections_are_explained(caplog):
     server = Server(rule_of(1, 2), np.zeros(3))
     push(server, 1, 2, *[1] * 20)
-    assert "A client may be in 1 rounds. Clients that were: 2" in caplog.text
+    assert "Clients that were in as many rounds as dp_fedbuff allows (1): 2. A round needs 2 others" in caplog.text

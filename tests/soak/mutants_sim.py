@@ -201,8 +201,8 @@ clients: one that was restarted keeps its old address, too
 
 test_core_loop.py
 clients: tasks before enough places are free
--if free < min(self.settings.dispatch_size, self.concurrency):
-+if free <= 0:
+-if free < min(self.settings.dispatch_size, self.concurrency) or self.spent:
++if free <= 0 or self.spent:
 
 test_adapter_rules.py
 metrics: their weight is not read

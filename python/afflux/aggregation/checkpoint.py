@@ -16,7 +16,7 @@ from afflux.aggregation.admission import Admission
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.cache.rows import RowCache, with_rows
 from afflux.aggregation.clipping import WINDOW
-from afflux.aggregation.options import FLAGS
+from afflux.aggregation.options import ABSENT
 from afflux.aggregation.plane import Vector
 from afflux.aggregation.reports import (
     DECISIONS,
@@ -176,10 +176,9 @@ class _Loader:
     """A reader of the parts of one state. Each part is checked against the others and against the server."""
 
     def __init__(self, state: Mapping[str, Any], facts: Mapping[str, Any], admission: Admission) -> None:
-        meta, self._arrays = state["meta"], state["arrays"]
-        kind = {"format": FORMAT, "order_version": ORDER_VERSION, **dict.fromkeys(FLAGS, False), **facts}
-        for name, expected in kind.items():
-            saved = meta.get(name, False) if name in FLAGS else meta[name]
+        meta, self._arrays = {**ABSENT, **state["meta"]}, state["arrays"]
+        for name, expected in {"format": FORMAT, "order_version": ORDER_VERSION, **ABSENT, **facts}.items():
+            saved = meta[name]
             if (comparable(saved) != comparable(expected)) if name == "layout" else saved != expected:
                 _fail(f"{name} is {brief(saved)} in the state, {expected!r} here")
         self._meta, self._facts, self._admission = meta, facts, admission

@@ -5,6 +5,7 @@ options that depend on it. Both raise before any memory is allocated.
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, Literal, Self, TypedDict
@@ -434,8 +435,8 @@ def reads_in_place(rule: Rule, options: ServerOptions) -> bool:
     return not (needs.norms or needs.products or rule.calibrate.cached)
 
 
-#: The lasting facts that saved states have only if they are True.
-FLAGS = "noise", "counts_participations"
+#: The lasting facts that a saved state lacks if they have these values.
+ABSENT: Mapping[str, object] = {"noise": False, "participations": None}
 
 
 def lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
@@ -455,7 +456,7 @@ def lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
         "passes": needs.passes,
         "norms": needs.norms,
         "noise": needs.noise,
-        "counts_participations": needs.participations is not None,
+        "participations": needs.participations,
         "facts": sorted(needs.facts),
         "inner products": needs.products,
     }

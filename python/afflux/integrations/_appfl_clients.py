@@ -63,7 +63,7 @@ class KnownClients:
         return clients[client]
 
     def assign(self, client: ClientId) -> Pulled:
-        """Return the newest version, and record that the client trains from it, unless it has entered in the pass."""
+        """Return the newest version, and record that the client trains from it, unless its pushes are rejected."""
         self._run.cancel(client)
         try:
             task = self._run.assign(client)

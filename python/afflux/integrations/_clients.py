@@ -46,7 +46,8 @@ class Clients:
 
     Attributes:
         are_kept: whether the rule keeps state for each client.
-        known: the clients in the server's state: those with a row, and those that have entered in this pass.
+        known: the clients in the server's state: those with a row, and those that have entered in this pass, or in a
+            round, if it counts their rounds.
         there: the addresses of the connected clients, without those that are left out.
         warn: logs a warning: a message and its arguments.
         select: chooses among the idle clients; None: at random.
@@ -67,7 +68,7 @@ class Clients:
         self._active: dict[ClientId, int] = {}
         self._ids: dict[ClientId, ClientId] = {}  # by address, of clients whose id is known
         self._failures: dict[ClientId, _Failures] = {}  # by address
-        self.are_kept = keeps_clients(server.rule)
+        self.are_kept = keeps_clients(server.rule) or server.rule.needs.participations is not None
         self._most = (server.options.num_clients if self.are_kept else None) or inf
         self._rule = server.rule.name
         self.known: set[ClientId] = set()

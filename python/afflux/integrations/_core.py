@@ -162,22 +162,36 @@ class TrainingRun:
         """Return addresses for new tasks: as many connected, idle clients as may train, without those that rest.
 
         If no client trains, and those that are there have entered in the pass, or have failed, the pass ends.
-
-        Raises:
-            RuntimeError: all of them were in as many rounds as the rule allows.
         """
         free = self.concurrency - len(self.assignments)
-        if free < min(self.settings.dispatch_size, self.concurrency):
+        if free < min(self.settings.dispatch_size, self.concurrency) or self.spent:
             return []
         with self.untimed():  # the user may choose
             entered = self.server.entered
-            if entered and not self.assignments and self.clients.have_all_entered(entered):
-                if not self.server.rule.needs.passes:
-                    raise RuntimeError(f"all clients were in as many rounds as {self.server.rule.name} allows")
+            ends = self.server.rule.needs.passes and entered and not self.assignments
+            if ends and self.clients.have_all_entered(entered):
                 if (report := self.server.end_pass()) is not None:
                     self._note(report)
                 entered = self.server.entered
             return self.clients.choose(free, self.busy, self.clock(), entered)
+
+    @property
+    def spent(self) -> str:
+        """The reason why the clients that are there can make no further round; empty if they can.
+
+        They cannot if too few of them were in fewer rounds than the rule allows. Then none gets a task.
+        """
+        server, there = self.server, self.clients.there
+        if server.rule.needs.participations is None or not there:
+            return ""
+        free = {*map(self.clients.id_of, there), *server.waiting.values()} - server.entered
+        least = server.rule.buffer_size if server.options.flush_after is None else 1
+        if len(free) >= least:
+            return ""
+        return (
+            f"a round needs {least} clients that were in fewer rounds than {server.rule.name} allows "
+            f"({server.rule.needs.participations}), and there are {len(free)}"
+        )
 
     def assign(self, address: ClientId) -> Task:
         """Open a task of the newest version for the client at this address."""

@@ -99,6 +99,7 @@ class Loop:
         self._gone: float | None = None  # time of the last warning that no client is connected; None: some are
         self._first = training.server.version
         self._noted = self._first  # the newest step that was evaluated and logged
+        self._evaluated = -1  # the version that was evaluated last
         self._last: Pulled | None = None  # the version of the last step, once it was evaluated
         if training.settings.store is not None and training.server.joins:
             transport.logger.info("Going on from step %d of store %s", self._first, training.settings.store)
@@ -114,7 +115,7 @@ class Loop:
             self.training.close(notes)
 
     def run(self, last: int) -> None:
-        """Run until the server has made `last` steps; then end all tasks.
+        """Run until the server has made `last` steps, or can make no further one; then end all tasks.
 
         Raises:
             RuntimeError: all clients fail.
@@ -122,12 +123,23 @@ class Loop:
         server = self.training.server
         if server.version == 0:
             self.transport.evaluate(server.pull())
+            self._evaluated = 0
         while server.version < last:
             self.send_out()
+            if not self.training.assignments and (why := self.training.spent):
+                self._end_early(last, why)
+                break
             self.take_replies(last)
         self.training.end()
         self.transport.finish()
         self._log_end(last)
+
+    def _end_early(self, last: int, why: str) -> None:
+        """Evaluate the newest version, unless it was evaluated."""
+        newest = self._last = self.training.server.pull()
+        self.transport.logger.warning("The run ends after step %d of %d: %s", newest.version, last, why)
+        if self._evaluated != newest.version:
+            self.transport.evaluate(newest)
 
     @property
     def result(self) -> Pulled:
@@ -218,6 +230,7 @@ class Loop:
         self.transport.logger.info("[STEP %d] %s", step, text)
         if is_due(settings.evaluate_every, before, step) or step >= last:
             self.transport.evaluate(newest)
+            self._evaluated = step
         if is_due(settings.checkpoint_every, before, step):
             self.training.checkpoint(self.transport.notes())
         if step >= last:

@@ -143,7 +143,7 @@ class AffluxAggregator(BaseAggregator):
             if receipt is None:
                 self._log(
                     f"the model of client {brief(client)} is of no version that it was sent in this run, or the client "
-                    "had entered in the pass"
+                    "had entered in the pass, or in as many rounds as the rule allows"
                 )
             else:
                 known.last, known.joined = own, known.joined or receipt.status in JOINED

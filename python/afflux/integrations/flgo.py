@@ -116,7 +116,7 @@ class AffluxServer(StoredRounds):
 
     @property
     def _blocked(self) -> set[ClientId]:
-        """Return the clients that FLGo may not draw: their models wait for a step, or they have entered in the pass."""
+        """Return the clients that FLGo may not draw: their models wait for a step, or their pushes are rejected."""
         return {*self.server.waiting.values(), *self.server.entered}
 
     def iterate(self) -> bool:
@@ -135,7 +135,7 @@ class AffluxServer(StoredRounds):
         if self._idle >= _MOST_IDLE:
             raise RuntimeError(
                 f"no client has trained for {self._idle} moments of FLGo's clock: none of {self.num_clients} was "
-                f"available, apart from {len(self._blocked)} whose models wait for a step"
+                f"available, apart from {len(self._blocked)} whose models wait for a step or are rejected"
             )
         for client in self._dropped_selected_clients:
             self.training.drop(client, "it has dropped out")

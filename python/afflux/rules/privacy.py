@@ -10,7 +10,8 @@ def epsilon(rule: Rule, delta: float) -> float:
     """Return epsilon of the (epsilon, delta)-differential privacy of a client, for all params that a server publishes.
 
     By dp-accounting, for the composition of as many Gaussian mechanisms as the rule has `participations`, without
-    amplification by sampling. docs/background/trust.md says what the claim is about.
+    amplification by sampling. No rule of the server may have had less noise, or another clip, buffer or divisor.
+    docs/background/trust.md says what the claim is about.
 
     Args:
         rule: `afflux.rules.dp_fedbuff` with a noise_multiplier and participations.
@@ -21,7 +22,7 @@ def epsilon(rule: Rule, delta: float) -> float:
         UnavailableError: dp-accounting is not installed.
     """
     weigh = rule.weigh if isinstance(rule, Rule) else None
-    if not isinstance(weigh, ClippedMean) or not weigh.noise_multiplier or weigh.participations is None:
+    if type(weigh) is not ClippedMean or not weigh.noise_multiplier or weigh.participations is None:
         raise AffluxError("[epsilon] rule must be dp_fedbuff with a noise_multiplier and participations")
     if not positive("epsilon", "delta", delta) < 1:
         raise AffluxError(f"[epsilon] delta is {delta!r}, must be less than 1")

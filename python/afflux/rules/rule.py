@@ -193,7 +193,7 @@ class Needs:
             rules need it: fast hostile clients would otherwise fill buffers.
         participations: K, the most rounds that a client is in, with `once`; later arrivals are rejected. None: any
             number. A client counts as in a round once the server has decided it, whatever its weight, also if the round
-            is skipped or fails. Not with passes.
+            is skipped or fails. No other rule may replace K. Not with passes or cached rows.
         trim: Weights.trim may be greater than 0. Not with cached rows, clip_norms or accumulate=True.
         noise: Weights.noise and next_noise may differ from 0: the server needs a `noise_key`. Not with cached rows,
             clip_norms or averaged buffers of a model.
@@ -358,7 +358,7 @@ class Rule:
         needs = self.needs
         if self.kind == "model" and (self.calibrate.cached or needs.products or needs.rule_vectors):
             raise AffluxError("[Rule] rows, inner products and rule vectors are of updates or gradients, not of models")
-        for name in ("trim", "noise"):
+        for name in ("trim", "noise", "participations"):
             if getattr(needs, name) and self.calibrate.cached:
                 raise AffluxError(f"[Rule] weigh needs {name}, which does not go with cached rows")
         optional(integer(1, 2**31 - 1))("Rule", "needs.participations", needs.participations)

@@ -407,7 +407,7 @@ class Aggregator(Monitor[Round]):
 
     def _replace_rule(self, rule: Rule, config: dict[str, Any], max_slots: int) -> bool:
         self.grow(max_slots)
-        return self.admission.set_rule(rule, rule.buffer_size, rule.needs.participations, Replaced(config))
+        return self.admission.set_rule(rule, rule.buffer_size, Replaced(config))
 
     def grow(self, max_slots: int) -> None:
         """Raise the limit of slots to `max_slots`, if it is lower."""

@@ -133,7 +133,8 @@ def open_task(aggregator: Aggregator, adapter: InputAdapter, client: object, lea
         if admission.blocks(client_id):
             why = "has entered in this pass: wait for the next one"
             if not admission.in_passes:
-                why = f"was in {admission.rule.needs.participations} rounds, as many as {admission.rule.name} allows"
+                rule = admission.rule
+                why = f"was in as many rounds as {rule.name} allows: {rule.needs.participations}"
             raise BlockedError(f"[checkout] client {brief(client_id)} {why}")
         now = admission.current
         if inplace:

@@ -19,7 +19,7 @@ from afflux.aggregation import checkpoint as checkpoints
 from afflux.aggregation.arrivals import PendingArrival
 from afflux.aggregation.checkpoint import Saved
 from afflux.aggregation.local_plane import LocalPlane, plane_like
-from afflux.aggregation.options import FLAGS, Options, ServerOptions, lasting_facts
+from afflux.aggregation.options import ABSENT, Options, ServerOptions, lasting_facts
 from afflux.aggregation.plane import DataPlane, Slot, stored_plane
 from afflux.aggregation.reports import Pulled
 from afflux.aggregation.streaming import MOST_SQUARES, term_of
@@ -69,7 +69,8 @@ def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptio
         "layout": None if layout is None else layout.to_json(),
     }
     lasting = lasting_facts(rule, options.slots_as)
-    return facts | ({} if rows is None else rows.facts()) | {name: True for name in FLAGS if lasting[name]}
+    own = {name: lasting[name] for name, absent in ABSENT.items() if lasting[name] != absent}
+    return facts | ({} if rows is None else rows.facts()) | own
 
 
 def open_store(

@@ -71,8 +71,11 @@ def _cause(status: str, admission: Admission) -> str:
         return f"They are older than max_staleness={admission.max_staleness}"
     if admission.in_passes:
         return f"A client enters once in a pass. Clients that have not entered yet: {admission.left_in_pass}"
-    if (most_rounds := admission.rule.needs.participations) is not None and (spent := len(set(admission.entered))):
-        return f"A client may be in {most_rounds} rounds. Clients that were: {spent}"
+    if status == "rejected" and not admission.in_passes and (spent := len(admission.entered)):
+        return (
+            f"Clients that were in as many rounds as {admission.rule.name} allows "
+            f"({admission.rule.needs.participations}): {spent}. A round needs {admission.rule.buffer_size} others"
+        )
     return (
         f"A client has one place in a buffer (duplicates={admission.duplicates!r}): a round needs "
         f"{admission.rule.buffer_size} different clients"

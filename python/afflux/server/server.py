@@ -14,6 +14,7 @@ from afflux.aggregation.cache.rows import RowCache
 from afflux.aggregation.options import Options, ServerOptions, options_of
 from afflux.aggregation.plane import DataPlane
 from afflux.aggregation.reports import Entry, Fault, Params, Pulled, Receipt, Report
+from afflux.aggregation.state import ServerState
 from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.roles import warn_of_means
 from afflux.ops.errors import AffluxError
@@ -766,14 +767,16 @@ class Server:
     @property
     @clears_tracebacks
     def clients(self) -> set[ClientId]:
-        """The clients with a stored vector, and those that `entered` has.
+        """The clients with a stored vector, and those that have entered in the current pass, or in a round, if the rule
+        limits participations.
 
         Waits for a step in progress.
         """
         self._enter_on_time("clients")
-        admission = self._aggregator.admission
-        rows, entered = self._aggregator.when_idle("clients", lambda: (admission.rows, admission.entered))
-        return {*(() if rows is None else rows.client_ids), *entered}
+        state: ServerState = self._aggregator.when_idle("clients", lambda: self._aggregator.admission.state)
+        rows, entered = state.rows, state.participation
+        of_rows, others = (() if rows is None else rows.client_ids), (() if entered is None else entered.order)
+        return {*of_rows, *others[: 0 if entered is None else entered.entered]}
 
     @property
     def entered(self) -> set[ClientId]:

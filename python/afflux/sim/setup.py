@@ -21,7 +21,7 @@ from afflux.sim.loop import EventLoop
 from afflux.sim.workload.attacks import attack_law
 from afflux.sim.workload.config import IMAGES, SimConfig
 from afflux.sim.workload.delays import DELAYS_OF_TASK, DelayLaw, TiedDelays, delay_law
-from afflux.sim.workload.selection import Population, UniformSelection, check_passes, selection_law
+from afflux.sim.workload.selection import Population, UniformSelection, check_participation, selection_law
 from afflux.sim.workload.task import VALIDATION_VECTOR, Task, clients_with_data, num_examples, tuned_on_validation
 
 
@@ -95,7 +95,7 @@ class SimulationSetup:
                 clip_norms; or the run has fewer arrivals than one round of it.
         """
         rule = spec.build()
-        check_passes(rule, self.config.selection)
+        check_participation(rule, self.config.selection, self.config.rounds)
         if rule.needs.facts:
             names = ", ".join(rule.needs.facts)
             raise ConfigError(f"{rule.name} needs facts of arrivals ({names}), which simulated clients do not push")

@@ -47,7 +47,7 @@ class ServerFacts(_Facts, frozen=True, omit_defaults=True):
     seed: int | None = None  #: of codecs that draw random bits
     cuts: list[Count] | None = None  #: the superblocks with which shards begin; None: in one piece
     noise: bool = False  #: whether the rule adds noise
-    counts_participations: bool = False  #: whether the rule limits the rounds that a client is in
+    participations: Positive | None = None  #: the most rounds that a client is in; None: any number
 
 
 class CommitSettings(_Facts, frozen=True):

@@ -323,7 +323,7 @@ def _commit_rest(store: StoreReader, examination: _Examination, health: Health) 
     lost = examination.lost_arrivals
     meta = {**last.meta, "filled": last.meta["filled"] - len(lost)}
     arrivals = [waiting for i, waiting in enumerate(last.arrivals) if i not in lost]
-    if lost and not store.facts["server"].get("counts_participations"):
+    if lost and store.facts["server"].get("participations") is None:
         lists["passed"] = ListUpdate(0, _passed(last, lost))
     anew = store.codec is not None and bool(health.damaged or examination.sum)
     if anew:

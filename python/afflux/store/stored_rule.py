@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from afflux.aggregation.options import FLAGS, lasting_facts
+from afflux.aggregation.options import ABSENT, lasting_facts
 from afflux.ops.errors import AffluxError, StoreError
 from afflux.ops.validation import brief
 from afflux.rules.rule import Rule
@@ -52,8 +52,8 @@ def resolved_rule(path: Path, rule: Rule | None, config: Mapping[str, Any], fact
             "known after the import of the module that registers it"
         ) from None
     lasting = lasting_facts(opened_rule, facts["slot_dtype"])
-    expected = {"rule": lasting["name"]} | {name: lasting[name] for name in ("kind", "rule_vectors", "codec", *FLAGS)}
-    stored = {**dict.fromkeys(FLAGS, False), **facts}
+    expected = {"rule": lasting["name"]} | {name: lasting[name] for name in ("kind", "rule_vectors", "codec", *ABSENT)}
+    stored = {**ABSENT, **facts}
     for name, value in expected.items():
         if stored[name] != value:
             raise StoreError(f"[open] {path} holds a server whose {name} is {stored[name]!r}, not {value!r}")

@@ -31,7 +31,7 @@ from afflux.rules.specs import RuleSpec
 from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.errors import require, text_with_notes
 from afflux.sim.workload.config import IMAGES, SimConfig
-from afflux.sim.workload.selection import check_passes
+from afflux.sim.workload.selection import check_participation
 from afflux.sim.workload.task import Task
 
 _LOGGER = logging.getLogger("afflux")
@@ -127,7 +127,7 @@ def compare(
     for index, job in enumerate(jobs):
         for rule in [spec.build() for spec in (job.spec, *job.followers)]:
             if index in waiting:
-                check_passes(rule, (job.config or config).selection)
+                check_participation(rule, (own := job.config or config).selection, own.rounds)
 
     def end(index: int, make: Callable[[], list[RunResult]]) -> bool:
         """Add a finished run; return whether its process was killed."""

@@ -75,7 +75,7 @@ def dp_fedbuff(
     buffer holds fewer than M: Algorithm 1 with the fixed divisor, on a buffer. The authors' code was not seen. Without
     a noise_multiplier there is no noise, and no privacy; with one the server needs a `noise_key`. A client is in at
     most `participations` rounds; None: any number. `afflux.rules.privacy.epsilon` reads both from the rule. State on
-    the server: params, the buffer, and clients' ids. Sweeps: one.
+    the server: params, the buffer, and with `participations` the clients' ids. Sweeps: one.
     """
     weigh = ClippedMean(clip, buffer_size, noise_multiplier, participations)
     return Rule("dp_fedbuff", "update", buffer_size, weigh, NONE, Sgd(server_lr))

@@ -151,13 +151,14 @@ def selection_law(text: str) -> UniformSelection:
     return OwnSelection(text) if own else read_law("selection", text, SELECTIONS)[0]
 
 
-def check_passes(rule: Rule, selection: str) -> None:
-    """Raise ConfigError if a rule takes each client once per pass, and the selection does not block a client."""
+def check_participation(rule: Rule, selection: str, rounds: int) -> None:
+    """Raise ConfigError if a rule takes each client once per pass, and the selection does not block a client; or if it
+    takes a client in some rounds only, and the run ends after a number of rounds, which may never come.
+    """
+    if rule.needs.participations is not None and rounds:
+        raise ConfigError(f"{rule.name} has participations, so that rounds={rounds} may never come: give arrivals")
     if rule.needs.passes and selection != BLOCKED:
-        raise ConfigError(
-            f"{rule.name} takes each client once per pass over all clients: give selection={BLOCKED}, which holds for "
-            "all rules of a comparison"
-        )
+        raise ConfigError(f"{rule.name} takes each client once per pass over all: give selection={BLOCKED} to all")
 
 
 def reads_results(text: str) -> bool:
