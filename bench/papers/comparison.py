@@ -252,6 +252,8 @@ def draw_scores(
         if metric.is_share:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_ylim(*(None if isinf(end) else end for end in metric.bounds))
+        axes.locator_params(axis="x", nbins=5)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlabel("arrivals")
         axes.set_ylabel(metric.words if metric.is_share else metric.title(), parse_math=False)
         more = len(curves) - len(COLOURS)
