@@ -124,7 +124,7 @@ def _ca2fl_images() -> Iterator[Cell]:
     yield _cell("cropped, flipped and RandAugment", "ca2fl-cnn", paper, task=task, **_every("cnn"))
     for cell in _ca2fl_table_1("cnn", 0):
         if cell.name not in ("CA2FL", "MF 2 bits, rotated"):
-            more = cell.settings | {"task": task}
+            more = {**cell.settings, "task": task}
             yield cell._replace(name=f"{cell.name}: cropped, flipped and RandAugment", settings=more, seeds=0)
 
 
