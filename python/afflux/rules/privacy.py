@@ -11,7 +11,7 @@ def epsilon(rule: Rule, delta: float) -> float:
 
     By dp-accounting, for the composition of as many Gaussian mechanisms as the rule has `participations`, without
     amplification by sampling. No rule of the server may have had less noise, or another clip, buffer or divisor.
-    docs/background/trust.md says what the claim is about.
+    docs/results/privacy.md says what the claim is about.
 
     Args:
         rule: `afflux.rules.dp_fedbuff` with a noise_multiplier and participations.
