@@ -46,7 +46,7 @@ CLAIM = f"""\
 `afflux.rules.privacy.epsilon` computes epsilon from the rule. The claim holds under these conditions:
 
 - **Neighbours.** Two runs differ by one client. Its arrivals are in both; in one run its updates are 0 ("zero-out").
-- **Arrival times** do not depend on data.
+- **Arrival times** do not depend on data, and no push is invalid: the later ones would move to other rounds.
 - **Participations.** A client is in at most {PARTICIPATIONS} rounds. The server enforces this: with
   `dp_fedbuff(participations={PARTICIPATIONS})` later pushes are `rejected`. A person must not have two ids.
 - **One rule.** No rule of the server has had less noise, or another clip, buffer or divisor (`replace_rule`).

@@ -28,13 +28,6 @@ struct Arrival {
   double weight;
 };
 
-// The factor of rows in the direction, as the lanes of one loop need it. A product with 1 takes less time than a
-// choice.
-template <class Lanes>
-AFFLUX_FN auto factor_of(const Lanes& lanes, double factor) {
-  return formula::RowFactor<decltype(lanes.fill(factor))>{lanes.fill(factor), false};
-}
-
 // Adds S / N, times the factor, to v.
 AFFLUX_FN void add_mean(const View<double>& of, const Calibrate& stage, Tile tile, double* __restrict v) {
   const double* __restrict sum = of.data + tile.begin;
@@ -64,7 +57,7 @@ AFFLUX_FN void add_differences(const Arrival<T>* arrivals, int count, double fac
       lanes.prefetch(arrival.old + i, tile.ahead);
       const auto update = lanes.load(arrival.update + i);
       formula::accumulate_difference(update, lanes.load(arrival.old + i), update, kDirection && arrival.weight != 0.0,
-                                     lanes.fill(arrival.weight), factor_of(lanes, factor), arrival.renewed != nullptr,
+                                     lanes.fill(arrival.weight), lanes.fill(factor), arrival.renewed != nullptr,
                                      direction, total);
       if (arrival.renewed != nullptr) lanes.copy(arrival.update + i, arrival.renewed + i);
     }

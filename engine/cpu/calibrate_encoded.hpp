@@ -70,7 +70,7 @@ AFFLUX_FN void add_differences(const EncodedArrival<T>* arrivals, int count, con
       if (lines == 2) ahead.ask_for(arrival.later + 2 * lines * i + 64);
       formula::accumulate_difference(lanes.load(arrival.now + i), old, lanes.load(arrival.renewed + i),
                                      kDirection && arrival.weight != 0.0, lanes.fill(arrival.weight),
-                                     factor_of(lanes, plan.factor), arrival.replaced, direction, total);
+                                     lanes.fill(plan.factor), arrival.replaced, direction, total);
     }
     if (kDirection) lanes.store(v + i, direction);
     lanes.store(sum + i, total);

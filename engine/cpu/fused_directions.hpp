@@ -190,8 +190,7 @@ class CalibratedUpdates {
       }
       const bool replaced = arrival.renewed != nullptr;
       formula::accumulate_difference(update, old, update, kWeighted && arrival.weight != 0.0,
-                                     lanes.fill(arrival.weight), formula::RowFactor<simd::Pack>{lanes.fill(1.0), true},
-                                     replaced, direction, sum);
+                                     lanes.fill(arrival.weight), formula::One(), replaced, direction, sum);
       if (replaced) lanes.copy(arrival.update + i, arrival.renewed + i);
     }
     lanes.store(sum_out_ + i, sum);

@@ -11,10 +11,6 @@ AFFLUX_DEVICE void add_mean(const Doubles& sum, const Calibrate& stage, Doubles&
   v = formula::add_cached_mean(v, sum, FourLanes::fill(formula::share_of_sum(stage)));
 }
 
-AFFLUX_DEVICE formula::RowFactor<double> factor_of(const Calibrate& stage) {
-  return {stage.factor, stage.factor == 1.0};
-}
-
 // Returns the weight of arrival k in the direction's differences, or 0 if the direction has no differences.
 AFFLUX_DEVICE double direction_weight(const Pass& pass, std::int64_t k) {
   return formula::weighs_differences(pass.calibrate.kind) ? pass.combine.weights.data[k] : 0.0;
@@ -44,7 +40,7 @@ AFFLUX_DEVICE void add_differences(const Pass& pass, const Span& span, Doubles& 
         const Doubles old = doubles(read.old);
         AFFLUX_UNROLL_ON_DEVICE
         for (int j = 0; j < kFour; ++j)
-          formula::accumulate_difference(update.at[j], old.at[j], update.at[j], weight != 0.0, weight, factor_of(stage),
+          formula::accumulate_difference(update.at[j], old.at[j], update.at[j], weight != 0.0, weight, stage.factor,
                                          new_row != nullptr, v.at[j], sum.at[j]);
         if (new_row != nullptr) span.store(new_row, converted<Row>(read.update));
       });

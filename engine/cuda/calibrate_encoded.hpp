@@ -62,7 +62,7 @@ struct EncodedBody {
     if (from.has(EncodedArrival::kRow)) Coder::decode(block, shared.format, tile, from.heads, k, row, old);
     if (quantize || replaces) Coder::encode(block, shared.format, tile, from.heads, k, x, from.new_row, renewed);
     block.each_alone([&](int thread) {
-      const formula::RowFactor<double> factor = factor_of(sweep.pass.calibrate);
+      const double factor = sweep.pass.calibrate.factor;
       const bool has_weight = from.has(EncodedArrival::kWeight);
       AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {

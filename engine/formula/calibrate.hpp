@@ -18,15 +18,11 @@ AFFLUX_FN double share_of_sum(const Calibrate& stage) {
   return stage.factor * (1.0 / static_cast<double>(stage.num_clients));
 }
 
-// The factor of rows in the direction. If it `is_one`, the product, which would change no bit, is left out.
+// The factor of rows where it is 1 always: the product, which would change no bit, takes no instruction.
+struct One {};
 template <class T>
-struct RowFactor {
-  T factor;
-  bool is_one;
-};
-template <class T>
-AFFLUX_FN T times(const RowFactor<T>& by, T row) {
-  return by.is_one ? row : by.factor * row;
+AFFLUX_FN T operator*(One, T row) {
+  return row;
 }
 
 template <class T>
@@ -36,11 +32,11 @@ AFFLUX_FN T add_cached_mean(T acc, T sum, T share) {
 
 // Adds one arrival: v += w (u - factor h) if `in_direction`, and S += q - h if `replaced`. The sum is first, so that
 // the product may take the row's registers.
-template <class T>
-AFFLUX_FN void accumulate_difference(T update, T row, T new_row, bool in_direction, T weight,
-                                     const RowFactor<T>& factor, bool replaced, T& direction, T& sum) {
+template <class T, class Factor>
+AFFLUX_FN void accumulate_difference(T update, T row, T new_row, bool in_direction, T weight, Factor factor,
+                                     bool replaced, T& direction, T& sum) {
   if (replaced) sum = sum + (new_row - row);
-  if (in_direction) direction = weighted(direction, weight, update - times(factor, row));
+  if (in_direction) direction = weighted(direction, weight, update - factor * row);
 }
 
 }  // namespace afflux::formula

@@ -253,8 +253,8 @@ codec: all blocks draw the same
 
 test_coded_rounds.py
 calibrate: old rows count whole in the direction
--  return by.is_one ? row : by.factor * row;
-+  return row;
+-update - factor * row);
++update - row);
 calibrate: the sum counts whole in the direction
 -  return stage.factor * (1.0 / static_cast<double>(stage.num_clients));
 +  return 1.0 / static_cast<double>(stage.num_clients);
