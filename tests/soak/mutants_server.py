@@ -114,9 +114,9 @@ participations: a state without counts is loaded
 +            saved = expected if name in ABSENT else meta[name]
 
 test_core_loop.py
-participations: an adapter's run goes on with too few clients
--        if len(free) >= least:
-+        if free:
+participations: the last version of a run that ends early is not evaluated
+-        if self._evaluated != newest.version:
++        if False:
 
 test_store_crashes.py
 store: a round writes over the committed sum
