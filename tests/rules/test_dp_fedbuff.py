@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -91,7 +92,12 @@ def test_epsilon_is_that_of_the_gaussian_mechanism():
 
 def test_epsilon_of_other_rules():
     rule = rules.dp_fedbuff(noise_multiplier=1.0, participations=4)
-    others = rules.fedbuff(), rules.dp_fedbuff(noise_multiplier=1.0), rules.dp_fedbuff(participations=4), None
+
+    class Louder(ClippedMean):
+        """Another part: its weights may be greater."""
+
+    louder = replace(rule, weigh=Louder(1.0, 10, 1.0, 4))
+    others = rules.fedbuff(), rules.dp_fedbuff(noise_multiplier=1.0), rules.dp_fedbuff(participations=4), louder, None
     for other in others:
         check_error(r"\[epsilon\] rule must be dp_fedbuff with a noise_multiplier and part", epsilon, other, 1e-5)
     check_error("delta is 1, must be less than 1", epsilon, rule, 1)

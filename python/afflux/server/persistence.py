@@ -69,8 +69,8 @@ def facts_of(aggregator: Aggregator, layout: Layout | None, options: ServerOptio
         "layout": None if layout is None else layout.to_json(),
     }
     lasting = lasting_facts(rule, options.slots_as)
-    own = {name: lasting[name] for name, absent in ABSENT.items() if lasting[name] != absent}
-    return facts | ({} if rows is None else rows.facts()) | own
+    optional_facts = {name: lasting[name] for name, absent in ABSENT.items() if lasting[name] != absent}
+    return facts | ({} if rows is None else rows.facts()) | optional_facts
 
 
 def open_store(

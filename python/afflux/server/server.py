@@ -774,9 +774,10 @@ class Server:
         """
         self._enter_on_time("clients")
         state: ServerState = self._aggregator.when_idle("clients", lambda: self._aggregator.admission.state)
-        rows, entered = state.rows, state.participation
-        of_rows, others = (() if rows is None else rows.client_ids), (() if entered is None else entered.order)
-        return {*of_rows, *others[: 0 if entered is None else entered.entered]}
+        clients = set[ClientId](() if state.rows is None else state.rows.client_ids)
+        if (participation := state.participation) is not None:
+            clients.update(participation.order[: participation.entered])
+        return clients
 
     @property
     def entered(self) -> set[ClientId]:

@@ -158,7 +158,9 @@ def check_participation(rule: Rule, selection: str, rounds: int) -> None:
     if rule.needs.participations is not None and rounds:
         raise ConfigError(f"{rule.name} has participations, so that rounds={rounds} may never come: give arrivals")
     if rule.needs.passes and selection != BLOCKED:
-        raise ConfigError(f"{rule.name} takes each client once per pass over all: give selection={BLOCKED} to all")
+        raise ConfigError(
+            f"{rule.name} takes each client once per pass over all clients: give selection={BLOCKED} to all rules"
+        )
 
 
 def reads_results(text: str) -> bool:
