@@ -112,8 +112,8 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
 #: What `evaluate` returns if a task declares no metrics.
 CLASSIFICATION = (Metric("accuracy", "%", range=(0.0, 1.0)), Metric("loss", lower_is_better=True, range=(0.0, None)))
 
-#: Examples that are evaluated at once; limits the memory.
-EVALUATION_BATCH = 1000
+#: Examples that are evaluated at once, on a CPU (the outputs of a layer stay in its caches) and on a GPU.
+EVALUATION_BATCH, EVALUATION_BATCH_OF_GPU = 100, 1000
 
 
 def class_labels(y: Any) -> Any:
@@ -169,8 +169,8 @@ class Classification:
         """Return accuracy and mean loss of the model; raise ConfigError if its outputs do not fit the labels."""
         import torch
 
-        batches = (self.x[start : start + EVALUATION_BATCH] for start in range(0, len(self.y), EVALUATION_BATCH))
         device = next((parameter.device for parameter in model.parameters()), self.x.device)
+        batches = self.x.split(EVALUATION_BATCH if device.type == "cpu" else EVALUATION_BATCH_OF_GPU)
         try:
             logits = torch.cat([model(batch.to(device)).to(self.y.device) for batch in batches])
         except Exception as error:
