@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from afflux import AffluxError, Join, Server, replay
-from afflux.rules import ca2fl, fadas, fedasync, fedavg, fedbuff, mf_ca2fl
+from afflux.rules import ca2fl, dp_fedbuff, fadas, fedasync, fedavg, fedbuff, mf_ca2fl
 from afflux.rules.staleness import Constant
 from afflux.rules.weights import Given
 from conftest import check_error
@@ -381,6 +381,18 @@ def test_a_store_goes_on(rule, started, tmp_path):
         assert server.tasks == () or not run.ends
         assert server.counts["joined"] > counts["joined"]
         assert rows is None or {*server.rows.client_ids} >= rows
+
+
+def test_a_rule_that_adds_noise_reads_its_key_from_a_file(started, tmp_path):
+    """Also when its store continues. Without noise the params would be those of the mean."""
+    (key := tmp_path / "key").write_bytes(bytes(range(32)))
+    rule = dp_fedbuff(buffer_size=2, noise_multiplier=1.0)
+    for steps in (2, 4):
+        run = started(rule, Behaviour(), steps=steps, store=tmp_path / "store", noise_key_file=key)
+        assert run.server.version == steps
+    assert len({*run.server.params.tolist()}) == run.server.params.size
+    assert all(key.read_bytes() not in file.read_bytes() for file in tmp_path.rglob("store/**/*") if file.is_file())
+    started(rule, Behaviour(), error="noise_key_file must be a file of 32 secret bytes")
 
 
 def test_the_store_of_another_program_rule_or_model_is_refused_and_stays_as_it_is(started, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from afflux import AffluxError, Server
 from afflux.integrations._core import TrainingRun
 from afflux.integrations._settings import RunSettings, require_absolute_store
-from afflux.rules import fedbuff
+from afflux.rules import dp_fedbuff, fedbuff
 from conftest import check_error
 from core_runs import MODEL, run_of
 
@@ -38,6 +38,17 @@ class Anything:
 @pytest.mark.parametrize("model", [Anything(), [np.zeros(2)], {"a": {"b": np.zeros(2)}}])
 def test_the_initial_model_is_a_module_or_arrays_by_name(model):
     check_error("initial model must be arrays by name", TrainingRun, fedbuff(), model, RunSettings(), num_clients=1)
+
+
+def test_the_noise_key_of_a_file(tmp_path):
+    rule, path = dp_fedbuff(buffer_size=2, noise_multiplier=1.0), tmp_path / "key"
+    check_error("noise_key_file must be a file of 32 secret bytes", run_of, rule)
+    check_error("noise_key_file cannot be read: .*key", run_of, rule, noise_key_file=path)
+    path.write_bytes(bytes(31))
+    check_error("noise_key must be 32 bytes", run_of, rule, noise_key_file=path)
+    path.write_bytes(bytes(32))
+    assert run_of(rule, noise_key_file=path).server.version == 0
+    check_error("fedbuff adds no noise", run_of, noise_key_file=path)
 
 
 def test_a_relative_store_is_refused_where_the_folder_may_change(tmp_path):

@@ -14,6 +14,7 @@ from commands import invoke
 from conftest import check_refused
 from made_runs import run, simulation
 
+ATTACK = "sign-flip:clients=2"
 SMALL = SimConfig(model="logreg", num_clients=20, concurrency=5, arrivals=12, local_steps=1)
 #: Settings of which the last one is not read with the others, and what reads it.
 UNREAD = [
@@ -94,10 +95,13 @@ def settings_of(rules, **settings):
 
 
 def test_config_json_holds_what_a_run_has_read():
-    both, text = settings_of(["fedavg", "zenopp"], concurrency=10, arrivals=UNLIMITED, rounds=1, validation=8)
+    both, text = settings_of(
+        ["fedavg", "zenopp"], concurrency=10, arrivals=UNLIMITED, rounds=1, validation=8, attack=ATTACK
+    )
     assert (both["concurrency"], both["validation"], both["rounds"]) == (10, 8, 1)
     assert not {"arrivals", "alpha", "classes", "mu", "control_codec", "stale_models", "sampling", "data_dir"} & {*both}
-    assert text.startswith("12 clients, data digits, model logreg, concurrency 10, delays fadas-large, partition iid, ")
+    heading = "12 clients, data digits, model logreg, concurrency 10, delays fadas-large"
+    assert text.startswith(f"{heading}, attack {ATTACK}, partition iid, ")
     rounds, text = settings_of(["fedbuff:buffer_size=2"], protocol="rounds", arrivals=4)
     assert (rounds["arrivals"], rounds["stale_models"]) == (4, 5)
     assert not {"concurrency", "refill", "validation", "refresh_every"} & {*rounds}

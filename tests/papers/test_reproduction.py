@@ -87,7 +87,8 @@ def test_every_cell_is_a_run_and_has_a_name_of_its_own():
     assert {"Anarchic FL", "WKAFL", "CA2FL", "FADAS", "afflux"} == {table.paper for table in TABLES.values()}
     assert [len(TABLES[name].cells) for name in ("afl-table2", "afl-table3", "wkafl-table2-mnist")] == [48, 32, 9]
     page = (ROOT / "docs" / "background" / "papers.md").read_text()
-    assert [name for name in TABLES if f"`{name}`" not in page] == [], "each has a row on the page"
+    absent = [name for name in TABLES if f"`{name}`" not in page and f"results/{name}.md" not in page]
+    assert absent == [], "each has a row or a link"
 
 
 def test_the_papers_numbers_are_those_that_it_prints():

@@ -10,7 +10,7 @@ import pytest
 import noise as model
 from afflux import NoiseNonce, Server, StoreError, UnavailableError, rules
 from afflux.rules.presets.dp_fedbuff import ClippedMean
-from afflux.rules.privacy import epsilon
+from afflux.rules.privacy import epsilon, noise_multiplier
 from conftest import bits, check_error, push_all
 
 KEY = bytes(range(32))
@@ -88,6 +88,16 @@ def test_epsilon_is_that_of_the_gaussian_mechanism():
         value, mu = epsilon(rules.dp_fedbuff(noise_multiplier=z, participations=count), delta), math.sqrt(count) / z
         below = [0.5 * math.erfc((value / mu + sign * mu / 2) / math.sqrt(2)) for sign in (-1, 1)]
         assert below[0] - math.exp(value) * below[1] == pytest.approx(delta, rel=1e-4)
+
+
+def test_the_noise_for_an_epsilon_is_the_least():
+    pytest.importorskip("dp_accounting")
+    noise = noise_multiplier(8.0, 1e-5, participations=4)
+    enough, less = (rules.dp_fedbuff(noise_multiplier=noise - x, participations=4) for x in (0.0, 0.001))
+    assert epsilon(enough, 1e-5) <= 8.0 < epsilon(less, 1e-5)
+    check_error("participations is 0, must be", noise_multiplier, 8.0, 1e-5, 0)
+    check_error("epsilon is 0, must be", noise_multiplier, 0, 1e-5, 4)
+    check_error("delta is 1, must be less than 1", noise_multiplier, 8.0, 1, 4)
 
 
 def test_epsilon_of_other_rules():

@@ -9,6 +9,7 @@ from afflux import Needs, Rule, Server, Weights, replay, rules
 from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.rules.calibration import CACHED_DIFFERENCE, NONE
 from afflux.rules.optimizers import Sgd
+from afflux.rules.presets.dp_fedbuff import ClippedMean
 from afflux.rules.weights import Examples, Given, Trimmed, Uniform
 from conftest import bits, check_error, push_all
 from own_parts import Says
@@ -62,6 +63,8 @@ def test_what_does_not_go_with_it():
     check_error("fedmedian sorts the vectors of a full buffer", Server, rule, np.zeros(3), accumulate=True)
     check_error("fedmedian needs each client once", Server, rule, np.zeros(3), duplicates="both")
     check_error(r"\[Trimmed\] trim is 0.6, must be from 0 to 0.5", Trimmed, Uniform(), 0.6)
+    clipped = Trimmed(ClippedMean(1.0, 10), 0.2)
+    check_error("are votes, and do not scale values", Rule, "mine", "update", 2, clipped, NONE, Sgd(1.0))
     check_error(r"\[Trimmed\] trim is 'much'", Trimmed, Uniform(), "much")
     check_error(r"\[Trimmed\] weigh is 3, must be a part", Trimmed, 3, 0.2)
     check_error(r"\[Trimmed\] weigh is .*Uniform", Trimmed, Uniform, 0.2)

@@ -131,6 +131,8 @@ def test_max_norm():
 def test_rule_vectors_and_buffers_have_the_limit_too():
     server = fresh("zenopp")
     check_error(r"validation has an element of magnitude 2e\+15", server.set_rule_vector, "validation", vector(2e15))
+    module = type("Module", (), {"named_parameters": lambda self: []})()
+    check_error("validation is a module .* holds params", server.set_rule_vector, "validation", module)
     tree = {"w": np.zeros(2, np.float32), "running_var": np.ones(2)}
     server = Server(fedbuff(), tree)
     assert [each.name for each in Layout.of(tree).buffers] == ["running_var"]

@@ -41,10 +41,10 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
     if weighs_by_examples(rule) and ("facts" in options or not is_resumed):
         options["facts"] = tuple(dict.fromkeys((*options.get("facts", ()), EXAMPLES)))
     count = ops.threads(settings.num_threads)  # replies are pushed one after the other, each by all threads
-    store = settings.store
+    store, key = settings.store, _noise_key(rule, settings)
     if store is not None and is_resumed:
         model = Layout.of(arrays, roles=settings.roles)
-        server = Server.open(store, rule, num_threads=count, push_threads=count, **options)
+        server = Server.open(store, rule, num_threads=count, push_threads=count, noise_key=key, **options)
         try:
             _require_model(server, model, store)
             if settings.roles is not None:
@@ -63,7 +63,27 @@ def open_server(rule: Rule, arrays: Any, settings: RunSettings, num_clients: int
     if concurrency > MOST_BASES - 2:  # each client may train from a version of its own
         options.setdefault("max_versions", concurrency + 2)
     layout = None if settings.roles is None else Layout.of(arrays, roles=settings.roles)
-    return Server(rule, arrays, layout=layout, store=store, num_threads=count, push_threads=count, **options)
+    return Server(
+        rule, arrays, layout=layout, store=store, num_threads=count, push_threads=count, noise_key=key, **options
+    )
+
+
+def _noise_key(rule: Rule, settings: RunSettings) -> bytes | None:
+    """Return the bytes of the settings' noise_key_file; None: there is none.
+
+    Raises:
+        AffluxError: the file cannot be read; or there is none, and the rule adds noise.
+    """
+    path = settings.noise_key_file
+    if path is None and rule.needs.noise:
+        made = "made by `(umask 077; head -c 32 /dev/urandom > FILE)`"
+        raise AffluxError(
+            f"[settings] {rule.name} adds noise: noise_key_file must be a file of 32 secret bytes, {made}"
+        )
+    try:
+        return None if path is None else Path(path).read_bytes()
+    except OSError as error:
+        raise AffluxError(f"[settings] noise_key_file cannot be read: {error}") from None
 
 
 def _require_model(server: Server, layout: Layout, store: object) -> None:

@@ -58,6 +58,7 @@ class RunSettings:
         server_options: fields of `afflux.ServerOptions`, such as max_staleness. faults="raise" is not allowed, because
             an invalid reply would end the run; inplace=True is not allowed, because replies are models, whose
             conversion needs the version that the client pulled.
+        noise_key_file: a file of 32 secret random bytes, the `noise_key` of a rule that adds noise.
 
     Raises:
         AffluxError: a setting has a wrong type or value.
@@ -78,6 +79,7 @@ class RunSettings:
     local_steps: int | None = None
     roles: Roles | None = None
     server_options: Options = field(default_factory=lambda: Options())
+    noise_key_file: "str | PathLike[str] | None" = None
 
     def __post_init__(self) -> None:
         count = count_of(1)
@@ -90,7 +92,7 @@ class RunSettings:
         check_fields(self, not_negative, "poll_interval", "retry_after", op="settings")
         check_fields(self, integer(0), "seed", op="settings")
         check_fields(self, optional(a_thread_count), "num_threads", op="settings")
-        check_fields(self, optional(path_of), "store", op="settings")
+        check_fields(self, optional(path_of), "store", "noise_key_file", op="settings")
         check_fields(self, instance(dict, "a dict of fields of ServerOptions"), "server_options", op="settings")
         check_fields(self, optional(instance(dict, "a dict of roles by patterns of names")), "roles", op="settings")
         options_of("settings.server_options", None, self.server_options)

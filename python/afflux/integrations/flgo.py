@@ -44,6 +44,7 @@ def algorithm(
     num_threads: int | None = None,
     roles: Roles | None = None,
     server_options: Options | None = None,
+    noise_key_file: "str | PathLike[str] | None" = None,
 ) -> type[Any]:
     """Make an algorithm for `flgo.init`, for one run, because FLGo modifies the classes of an algorithm.
 
@@ -60,6 +61,7 @@ def algorithm(
         num_threads: threads of a step; None: all CPUs that this process may use.
         roles: the roles of arrays by patterns of names, such as {"bn.*": "local"}; see `Layout.of`.
         server_options: fields of `afflux.ServerOptions`, such as max_staleness or log.
+        noise_key_file: a file of 32 secret random bytes, the `noise_key` of a rule that adds noise.
 
     Returns:
         A class with the attributes Server and Client.
@@ -70,7 +72,8 @@ def algorithm(
     warn_of_version("flgo", "0.4.4", version("flgo"))  # `flgo.__version__` of 0.4.4 is v0.4.3
     shared: dict[str, Any] = {"store": store, "timeout": timeout, "num_threads": num_threads, "roles": roles}
     options = Options() if server_options is None else server_options
-    settings = RunSettings(max_failures=max_failures, server_options=options, **shared)
+    shared |= {"server_options": options, "noise_key_file": noise_key_file}
+    settings = RunSettings(max_failures=max_failures, **shared)
     server = type("Server", (AffluxServer,), {"given_rule": rule, "settings": settings})
     return type("afflux", (), {"Server": server, "Client": type("Client", (client,), {})})
 

@@ -1,7 +1,11 @@
-"""Differential privacy: the epsilon of rules that clip updates and add noise."""
+"""Differential privacy: the epsilon of rules that clip updates and add noise, and the noise for an epsilon."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.ops.validation import positive
+from afflux.ops.validation import count_of, positive
 from afflux.rules.presets.dp_fedbuff import ClippedMean
 from afflux.rules.rule import Rule
 
@@ -24,13 +28,42 @@ def epsilon(rule: Rule, delta: float) -> float:
     weigh = rule.weigh if isinstance(rule, Rule) else None
     if type(weigh) is not ClippedMean or not weigh.noise_multiplier or weigh.participations is None:
         raise AffluxError("[epsilon] rule must be dp_fedbuff with a noise_multiplier and participations")
-    if not positive("epsilon", "delta", delta) < 1:
-        raise AffluxError(f"[epsilon] delta is {delta!r}, must be less than 1")
+    library, accountant = _accounting("epsilon", delta)
+    composed = accountant().compose(library.GaussianDpEvent(weigh.noise_multiplier), weigh.participations)
+    return float(composed.get_epsilon(delta))
+
+
+def noise_multiplier(epsilon: float, delta: float, participations: int) -> float:
+    """Return the noise_multiplier of a `dp_fedbuff(participations=)` that has this epsilon, or slightly less.
+
+    The result is at most 0.001 above the least such number. A call takes some seconds.
+
+    Args:
+        epsilon: greater than 0.
+        delta: as for the function `epsilon`.
+        participations: the most rounds that a client is in.
+
+    Raises:
+        AffluxError: an invalid argument.
+        UnavailableError: dp-accounting is not installed.
+    """
+    wanted = positive("noise_multiplier", "epsilon", epsilon)
+    count = count_of(1)("noise_multiplier", "participations", participations)
+    library, accountant = _accounting("noise_multiplier", delta)
+
+    def event(noise: float) -> Any:
+        return library.SelfComposedDpEvent(library.GaussianDpEvent(noise), count)
+
+    return float(library.calibrate_dp_mechanism(accountant, event, wanted, delta, tol=1e-3))
+
+
+def _accounting(op: str, delta: float) -> tuple[Any, Callable[[], Any]]:
+    """Return the package dp_accounting, and what makes an accountant of it."""
+    if not positive(op, "delta", delta) < 1:
+        raise AffluxError(f"[{op}] delta is {delta!r}, must be less than 1")
     try:
-        from dp_accounting import GaussianDpEvent, NeighboringRelation
+        import dp_accounting
         from dp_accounting.pld import PLDAccountant
     except ImportError as error:
-        raise UnavailableError(f"[epsilon] needs dp-accounting: pip install 'afflux[dp]' ({error})") from None
-    accountant = PLDAccountant(NeighboringRelation.REPLACE_SPECIAL)
-    accountant.compose(GaussianDpEvent(weigh.noise_multiplier), weigh.participations)
-    return float(accountant.get_epsilon(delta))
+        raise UnavailableError(f"[{op}] needs dp-accounting: pip install 'afflux[dp]' ({error})") from None
+    return dp_accounting, partial(PLDAccountant, dp_accounting.NeighboringRelation.REPLACE_SPECIAL)

@@ -237,7 +237,8 @@ class Weights(Struct, frozen=True, eq=False):
         skip: the server takes no step: the buffer is emptied, version and rule vectors do not change.
         trim: from 0 to 0.5, with `Needs(trim=True)`: the vectors' part of the direction is sum_i vectors[i] times their
             weighted trimmed mean, element by element: this share of the weights is cut at both ends, and 0.5 gives the
-            mean of lower and upper median. No weight may then be negative. `next` reads untrimmed vectors.
+            mean of lower and upper median. No weight may then be negative. Weights are votes: they do not scale values,
+            so min(1, clip / norm) does not clip. `next` reads untrimmed vectors.
         noise: at least 0, with `Needs(noise=True)`: the standard deviation of the noise in the direction.
         next_noise: (R,), with `next` and `Needs(noise=True)`: the coefficients of the same z in the new rule vectors,
             for noise that is correlated over rounds (Dvijotham et al. 2024). States, checkpoints, stores and

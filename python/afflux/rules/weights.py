@@ -158,7 +158,8 @@ class Staleness:
 class Trimmed:
     """The weights of another part, and a share of them that is cut at both ends, element by element: `Weights.trim`.
 
-    0.5 gives the mean of lower and upper median. A buffer takes each client once.
+    0.5 gives the mean of lower and upper median. A buffer takes each client once. Weights count as votes, and do not
+    scale values. So a part that needs norms is rejected: it would not clip long updates.
     """
 
     weigh: Weigh
@@ -174,7 +175,13 @@ class Trimmed:
     @property
     def needs(self) -> Needs:
         """See afflux.rules.rule.Needs."""
-        return replace(getattr(self.weigh, "needs", Needs()), trim=True, once=True)
+        needs = getattr(self.weigh, "needs", Needs())
+        if needs.norms:
+            raise AffluxError(
+                f"[Trimmed] weigh is {brief(self.weigh)}, whose weights depend on norms: weights of a trimmed mean are "
+                "votes, and do not scale values. Clip the updates before you push them"
+            )
+        return replace(needs, trim=True, once=True)
 
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""

@@ -34,7 +34,7 @@ from afflux.arrays.layout import Layout, Tree
 from afflux.arrays.libraries import children, is_keras, rebuilder
 from afflux.arrays.likeness import Like
 from afflux.arrays.matching import with_local
-from afflux.arrays.modules import QUANTISED, has_attribute, is_module, is_quantised
+from afflux.arrays.modules import QUANTISED, has_attribute, is_module, is_quantised, is_state_dict
 from afflux.ops.errors import AffluxError, PlaneError, StoreError, UnavailableError
 from afflux.ops.validation import MOST_ELEMENTS, as_text, brief, raise_if_from_signal, reads, unreadable
 from afflux.rules.rule import Float64, Kind, Rule
@@ -219,6 +219,8 @@ class InputAdapter:
             subject = f"{brief(name)} is not a vector that is set for {rule.name}"
             raise AffluxError(f"[set_rule_vector] {subject}; known: {names}")
         subject = f"[set_rule_vector] {name}"
+        if is_module(vector) or is_state_dict(vector):
+            raise AffluxError(f"{subject} is a module or its state_dict, which holds params: set the vector itself")
         new = self.plane.vector()
         own_limits = replace(limits, max_norm=inf)  # max_norm is for clients' vectors
         facts, _ = self.take_in(subject, self.parts(subject, vector), new, own_limits)

@@ -585,10 +585,11 @@ class Server:
 
         Args:
             name: one of `rule.needs.handed_in`.
-            vector: (d,), as for `push`; copied.
+            vector: (d,) or a tree, as an update or gradient of `push`; copied.
 
         Raises:
-            AffluxError: an unknown name, a wrong length, dtype or layout, or a non-finite value; nothing has changed.
+            AffluxError: an unknown name, a wrong length, dtype or layout, a non-finite value, or a module, which holds
+                params; nothing has changed.
 
         >>> import numpy as np
         >>> from afflux.rules import zenopp

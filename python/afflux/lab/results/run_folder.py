@@ -269,7 +269,7 @@ def describe_setting(config: SimConfig, results: Sequence[RunResult], failures: 
     least, most = (choose(run.num_clients for run in results) for choose in (min, max))  # depends on the seed
     holding = "" if least == total else f"{least} of " if least == most else f"{least} to {most} of "
     parts = [f"{holding}{total} clients"]
-    for name in ("task", "data", "model", "concurrency", "delays", "selection", *OF_PRESENCE):
+    for name in ("task", "data", "model", "concurrency", "delays", "selection", *OF_PRESENCE, "attack"):
         texts = dict.fromkeys(str(run.settings.get(name, getattr(config, name))) for run in results)
         if name in read and (name in USUAL or [*texts] != [str(getattr(SimConfig, name))]):
             parts.append(f"{name} {' or '.join(texts)}")

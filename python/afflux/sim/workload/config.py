@@ -262,8 +262,8 @@ class SimConfig:
     clip_norms: float = _setting(
         0.0, "If not 0: the server reduces the weight of an update whose norm exceeds so many medians."
     )
-    validation: int = _setting(64, "Zeno++: training examples, drawn from all, on which the server scores updates.")
-    refresh_every: int = _setting(2, "Zeno++: versions between two gradients of these examples.")
+    validation: int = _setting(64, "zenopp, aflguard, fltrust: training examples by which the server scores updates.")
+    refresh_every: int = _setting(2, "Versions between two gradients of these examples.")
     eval_every: int = _setting(40, "Arrivals between two evaluations on the test part.")
     fairness_every: int = _setting(
         0,
