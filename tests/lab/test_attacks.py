@@ -100,6 +100,16 @@ def test_one_client_must_be_honest():
     check_refused("only 10 clients hold data", run, FEDBUFF, 0, replace(SMALL, attack="scaled:clients=10"))
 
 
+def test_many_replaced_arrivals_are_said(caplog):
+    few = replace(SMALL, refill=1, concurrency=5, num_clients=5, arrivals=40)
+    results = [run(parse_rule(f"{rule}:buffer_size=5"), 0, few) for rule in ("fedmedian", "fedbuff")]
+    replaced, none = [result.decisions.get("replaced", 0) for result in results]
+    assert (replaced > 10, none) == (True, 0)
+    said = [record.getMessage() for record in caplog.records if "replaced" in record.getMessage()]
+    text = f"fedmedian:buffer_size=5, seed 0: {replaced} of 40 arrivals replaced an earlier one of their client"
+    assert said == [f"{text}: compare rules at equal --rounds"]
+
+
 # ---- rules against hostile clients ---------------------------------------------------------------------------------
 
 ROBUST = [

@@ -109,8 +109,7 @@ def curve(runs: Sequence[Evaluated], across: str, up: str) -> Curve:
 def staleness_bins(largest: int) -> tuple[np.ndarray, list[str]]:
     """Return the edges of the bins 0, 1, 2-3, 4-7, ... that hold 0 to `largest`, and their names."""
     edges = [0, *(2**power for power in range(int(largest).bit_length() + 1))]
-    names = [f"{low}" if high == low + 1 else f"{low}-{high - 1}" for low, high in pairwise(edges)]
-    return np.array(edges), names
+    return np.array(edges), [f"{low}" if high == low + 1 else f"{low}-{high - 1}" for low, high in pairwise(edges)]
 
 
 def staleness_shares(staleness: Sequence[np.ndarray], edges: np.ndarray) -> np.ndarray:

@@ -139,8 +139,7 @@ def arrivals_per_client(clients: np.ndarray, num_clients: int) -> np.ndarray:
         num_clients: clients that hold data; those never seen count as 0.
     """
     _, counts = np.unique(clients, return_counts=True)
-    unseen = max(num_clients - len(counts), 0)
-    return np.sort(np.concatenate([np.zeros(unseen, np.int64), counts]))
+    return np.sort(np.concatenate([np.zeros(max(num_clients - len(counts), 0), np.int64), counts]))
 
 
 def gini(counts: np.ndarray) -> float:

@@ -161,7 +161,7 @@ class RecordedServer:
             TrainingError: all arrivals are faulty.
         """
         history = self.history
-        self.record.check_faults()
+        self.record.check_arrivals()
         self.add_evaluations()
         if history.evaluations[-1].arrivals < len(history.staleness):  # the run has ended before its last arrival
             self._start_evaluation()

@@ -158,14 +158,17 @@ class RunRecord:
         count = f"{history.decisions['faulty']} of {len(history.staleness)} arrivals are faulty"
         raise self._fault_kind(f"{history.first_fault}; {count}, the last {history.faults_in_a_row} in a row")
 
-    def check_faults(self) -> None:
-        """Warn of faulty arrivals at the end of a run; raise TrainingError if all arrivals are faulty."""
-        faulty, arrivals = self._history.decisions.get("faulty", 0), len(self._history.staleness)
-        if faulty:
+    def check_arrivals(self) -> None:
+        """Warn of faulty and of many replaced arrivals at the end of a run; raise TrainingError if all are faulty."""
+        counts, arrivals = self._history.decisions, len(self._history.staleness)
+        if faulty := counts.get("faulty", 0):
             if faulty == arrivals:
                 self._raise_fault()
             text = "%s: %d of %d arrivals are faulty; the audit log and decisions count them"
             _LOGGER.warning(text, self.title, faulty, arrivals)
+        if (replaced := counts.get("replaced", 0)) > arrivals / 4:
+            text = "%s: %d of %d arrivals replaced an earlier one of their client: compare rules at equal --rounds"
+            _LOGGER.warning(text, self.title, replaced, arrivals)
 
     def result(self) -> RunResult:
         """Return the result of the run, and write the end line of its log."""
