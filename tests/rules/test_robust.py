@@ -115,6 +115,14 @@ def test_scores_of_krum_by_hand():
     assert server.params.tolist() == [1.0]
 
 
+@pytest.mark.parametrize("values", [(0.3, 0.7), (0.7, 0.3)])
+def test_of_equal_scores_the_first_client_counts_as_smaller(values):
+    """The two closest of three have one score, their squared distance, whatever is rounded."""
+    server = Server(rules.krum(buffer_size=3), np.zeros(1), dtype="float64")
+    push_all(server, (2, 1, 0), lambda client: np.array([(*values, 9.0)[client]]), version=0)
+    assert server.params.tolist() == [values[0]]
+
+
 def test_a_flushed_buffer_of_too_few_makes_no_step():
     server = Server(rules.krum(buffer_size=7, byzantine=2), np.zeros(2))
     push_all(server, range(6), np.ones(2), version=0)

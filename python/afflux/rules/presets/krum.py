@@ -53,7 +53,7 @@ class Krum:
             return Weights(weights, rejected=dict.fromkeys(range(count), why), skip=True)
         products, scores = gram.tolist(), []
         for i in range(count):
-            squares = [products[i][i] - 2.0 * products[i][j] + products[j][j] for j in range(count) if j != i]
+            squares = [products[i][i] + products[j][j] - 2.0 * products[i][j] for j in range(count) if j != i]
             scores.append(ordered_sum(sorted([max(square, 0.0) for square in squares])[:near]))
         closest = sorted(range(count), key=scores.__getitem__)[: min(self.keep, near)]
         weights[closest] = 1.0 / len(closest)
