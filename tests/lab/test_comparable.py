@@ -56,6 +56,19 @@ def test_runs_with_other_settings_are_merged_only_if_they_may_differ(tmp_path):
     assert again.varied == ("concurrency", "client_lr")
 
 
+def test_the_heading_names_the_attack(tmp_path):
+    """In any order of the folders; the run without one has not recorded the setting."""
+    honest, attacked = run(tmp_path / "honest"), run(tmp_path / "attacked", attack="copies:clients=2")
+    for folders, words in (
+        ((honest, attacked), "none or copies:clients=2"),
+        ((attacked, honest), "copies:clients=2 or none"),
+    ):
+        both = read_results(*folders, allow=["attack"])
+        assert f", attack {words}, " in describe_setting(both.config, both)
+    alone = read_results(honest)
+    assert "attack" not in describe_setting(alone.config, alone)
+
+
 def test_runs_on_other_data_are_not_merged(tmp_path):
     """Nor with another test set; other targets, and clients that only other seeds have, may differ."""
     first = run(tmp_path / "first")

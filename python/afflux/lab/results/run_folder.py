@@ -30,7 +30,7 @@ from afflux.lab.results.run_result import RunResult, buffer_sizes, buffers_text,
 from afflux.lab.results.statistics import data_frame, paired_differences
 from afflux.ops.errors import ConfigError, StoreError, UnavailableError
 from afflux.sim.errors import errors_of_writing, require
-from afflux.sim.workload.config import OF_PRESENCE, SimConfig
+from afflux.sim.workload.config import OF_PRESENCE, RECORDED_IF_CHANGED, SimConfig
 from afflux.sim.workload.selection import reads_results
 from afflux.store.lock import LOCK, InUseError, Lock
 
@@ -270,7 +270,8 @@ def describe_setting(config: SimConfig, results: Sequence[RunResult], failures: 
     holding = "" if least == total else f"{least} of " if least == most else f"{least} to {most} of "
     parts = [f"{holding}{total} clients"]
     for name in ("task", "data", "model", "concurrency", "delays", "selection", *OF_PRESENCE, "attack"):
-        texts = dict.fromkeys(str(run.settings.get(name, getattr(config, name))) for run in results)
+        absent = SimConfig if results[0].settings and name in RECORDED_IF_CHANGED else config
+        texts = dict.fromkeys(str(run.settings.get(name, getattr(absent, name))) for run in results)
         if name in read and (name in USUAL or [*texts] != [str(getattr(SimConfig, name))]):
             parts.append(f"{name} {' or '.join(texts)}")
     for name in (name for name in results[0].division if name != "num_clients"):
