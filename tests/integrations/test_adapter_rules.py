@@ -9,7 +9,7 @@ import pytest
 from afflux.integrations._frameworks import warn_of_version
 from afflux.integrations._reading import finite_number, means_of
 from afflux.integrations._settings import RunSettings, rule_of
-from afflux.rules import ca2fl, fadas, fedasync, fedbuff, make
+from afflux.rules import ca2fl, fadas, fedasync, fedbuff, fedtrimmedavg, make
 from conftest import check_error
 
 
@@ -25,6 +25,7 @@ from conftest import check_error
         ("flgo", "ca2fl", {"buffer_ratio": 0.5, "eta": 0.5}, ca2fl(buffer_size=4, server_lr=0.5)),
         ("flgo", {"name": "ca2fl", "buffer_ratio": 0.5, "eta": 0.5}, {}, ca2fl(buffer_size=4, server_lr=0.5)),
         ("nvflare", "ca2fl:num_updates_for_model=3:global_lr=0.5", {}, ca2fl(buffer_size=3, server_lr=0.5)),
+        ("flower", "fedtrimmedavg:beta=.2:server_learning_rate=1e-1", {}, fedtrimmedavg(trim=0.2, server_lr=0.1)),
         ("AsyncStrategy", "fadas:buffer_size=3", {}, fadas(buffer_size=3)),
         ("flgo", "fedbuff", {"buffer_ratio": 0.5, "num_clients": 6}, fedbuff(buffer_size=3)),
         ("flgo", "fedbuff", {"dialect": "flgo", "eta": 0.5}, fedbuff(server_lr=0.5, dialect="flgo")),

@@ -142,6 +142,8 @@ def test_flowers_names(name, options, same):
         ("fedbuff", {"dialect": "flower"}, "dialect is 'flower', unknown; did you mean 'flgo'? known: pa"),
         ("ca2fl", {"dialect": "flower"}, "ca2fl has no option 'dialect'; known: buffer_size"),
         ("krum", {"num_malicious_nodes": 1}, "num_malicious_nodes is a name of flower: only for dialect='flower'"),
+        ("krum", {"dialect": "Flower"}, "dialect is 'Flower', must be 'flower' for krum"),
+        ("fedmedian", {"dialect": {"part": "flower"}}, "dialect is {'part': 'flower'}, must be 'flower' for fedmedian"),
         ("krum", {"K": 1}, "krum has no option 'K'; known: buffer_size"),
         ("krum", {"dialect": "flower", "num_malicious_nodes": 1, "byzantine": 1}, "num_malicious_nodes is the name of"),
         ("fedtrimmedavg", {"dialect": "flower", "beta": -0.1}, "beta is -0.1, must be between 0 a"),

@@ -170,6 +170,7 @@ def rule_of(framework: str, rule: object, options: Mapping[str, Any], num_client
 
 def _value_of(text: str) -> Any:
     """Return the number or the boolean of a text, or the text itself."""
-    with suppress(ValueError):
-        return json.loads(text)
+    for read in (json.loads, float):  # JSON's numbers have a digit before the point
+        with suppress(ValueError):
+            return read(text)
     return text

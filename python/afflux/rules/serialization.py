@@ -79,8 +79,9 @@ def make(name: str, /, **options: object) -> Rule:
     is_flowers = preset in RULES_OF_FLOWER
     if "dialect" in parameters:
         options = _with_dialect(options)
-    elif is_flowers and as_text(options.get("dialect")) == "flower":
-        del options["dialect"]
+    elif is_flowers and "dialect" in options:
+        if as_text(dialect := options.pop("dialect")) != "flower":
+            raise AffluxError(f"[make] dialect is {brief(dialect)}, must be 'flower' for {preset}")
         options = in_our_names("flower", options, parameters)
     for option in options:
         frameworks = [
