@@ -221,6 +221,30 @@ def test_a_vector_of_a_task_replaces_the_gradient(monkeypatch):
     assert result.evaluations[-1].version == 0, "all arrivals are too far from 0"
 
 
+def test_a_simulation_hands_in_vectors():
+    """Toward params, and away from them: other weights."""
+
+    def digest(**vectors):
+        own = {"evaluate": own_tasks.TEST, "rules": "fltrust", "arrivals": 20, "vectors": vectors}
+        return Simulation(own_tasks.linear, CLIENTS, **own).run()[0].digest
+
+    check_refused("fltrust scores updates on validation data", digest)
+    assert digest(validation=flat) != digest(validation=lambda model: -flat(model))
+
+
+@pytest.mark.parametrize("vectors", [3, {"trusted": 3}])
+def test_vectors_that_are_no_functions(vectors):
+    check_error(
+        "vectors is .*3.*, must be functions of the model by name",
+        Task,
+        own_tasks.linear,
+        CLIENTS,
+        own_tasks.TEST,
+        vectors=vectors,
+        error=ConfigError,
+    )
+
+
 def test_vectors_that_are_missing_or_wrong(trusting):
     check_refused(
         r"trusting needs the vectors \['trusted'\]: give them by the task's vectors=",

@@ -112,6 +112,7 @@ class Simulation:
         num_clients: int | None = None,
         loss: Loss | None = None,
         validation: Any = None,
+        vectors: Mapping[str, Callable[..., Any]] | None = None,
         tuning: Evaluate | None = None,
         metrics: Sequence[Metric] = CLASSIFICATION,
         evaluate_client: EvaluateClient | None = None,
@@ -143,6 +144,7 @@ class Simulation:
             num_clients: number of clients, if `clients` is a function.
             loss: of `sgd` and the like, (output, labels) -> mean loss; default cross entropy.
             validation: the server's own data set (x, y), for rules that score updates by it.
+            vectors: the other vectors that rules are handed, by name: functions (model) -> (d,); see `Task`.
             tuning: as `evaluate`, on examples that no client and no test has, for `tune`. Not needed if `clients` is
                 `partitioned(...)` and `evaluate` is `classification(...)`.
             metrics: what `evaluate` returns; default accuracy and loss. Tables, grids and `target` take the first.
@@ -180,6 +182,7 @@ class Simulation:
             num_clients=num_clients,
             loss=loss,
             validation=validation,
+            vectors={} if vectors is None else vectors,
             tuning=tuning,
             metrics=metrics,
             evaluate_client=evaluate_client,

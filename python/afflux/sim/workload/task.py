@@ -130,6 +130,8 @@ class Task:
         object.__setattr__(self, "metrics", metrics)
         if self.personalise is not None and self.evaluate_client is None:
             raise ConfigError("personalise is given: give evaluate_client, too")
+        if not isinstance(self.vectors, Mapping) or not all(map(callable, self.vectors.values())):
+            raise ConfigError(f"vectors is {brief(self.vectors)}, must be functions of the model by name")
         for name in ("evaluate", "training", "tuning", "delays", "evaluate_client", "personalise"):
             if not callable(part := getattr(self, name)) and (part is not None or name == "evaluate"):
                 raise ConfigError(f"{name} is {brief(part)}, must be a function")
