@@ -159,7 +159,8 @@ class Trimmed:
     """The weights of another part, and a share of them that is cut at both ends, element by element: `Weights.trim`.
 
     0.5 gives the mean of lower and upper median. A buffer takes each client once. Weights count as votes, and do not
-    scale values. So a part that needs norms is rejected: it would not clip long updates.
+    scale values. So a part that needs norms is rejected: it would not clip long updates. Rule vectors that the part
+    renews, such as the velocity of DelayedNesterov, get the updates untrimmed: hostile clients move them.
     """
 
     weigh: Weigh
