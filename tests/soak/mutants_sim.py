@@ -140,7 +140,7 @@ statistics: a staleness of 2 is in the bin of 1
 -late.bit_length()
 +late.bit_length() - (late == 2)
 statistics: clients that never arrived are not unequal
--np.concatenate([np.zeros(unseen, np.int64), counts])
+-np.concatenate([np.zeros(max(num_clients - len(counts), 0), np.int64), counts])
 +np.array(counts)
 statistics: an interval of one side
 -(1 + level) / 2
