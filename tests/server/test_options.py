@@ -9,10 +9,13 @@ from typing import get_type_hints
 import numpy as np
 import pytest
 
-from afflux import AffluxError, Server, ServerOptions, plan
+from afflux import AffluxError, Rule, Server, ServerOptions, plan, replay
 from afflux.aggregation.options import STORED_OPTIONS, Options
 from afflux.rules import ca2fl, fedasync, fedavg, fedbuff, gsgm, wkafl
-from conftest import ROOT, check_error, push_all, raising
+from afflux.rules.calibration import NONE
+from afflux.rules.optimizers import Sgd
+from conftest import ROOT, bits, check_error, push_all, raising
+from own_parts import Says
 from pairwise import cover, soak_all
 
 
@@ -35,6 +38,34 @@ def test_keyword_arguments_take_the_place_of_options():
     assert server.options == replace(options, max_staleness=4, duplicates="latest")
     with pytest.raises(FrozenInstanceError):
         options.log = False
+
+
+def fresh_only(most):
+    """A rule that needs arrivals of at most this staleness."""
+    return Rule("fresh", "update", 1, Says(np.ones(1), max_staleness=most), NONE, Sgd(1.0))
+
+
+@pytest.mark.parametrize(("needed", "option", "most"), [(2, None, 2), (2, 3, 2), (2, 1, 1), (0, None, 0)])
+def test_a_rule_may_need_a_limit_of_staleness(needed, option, most, tmp_path):
+    """As by the option, also in a store that is opened again, and in a replay."""
+    server = Server(fresh_only(needed), np.zeros(2), max_staleness=option, log=True, store=tmp_path / "store")
+    other = Server(fresh_only(None), np.zeros(2), max_staleness=most, log=True)
+    for number in range(5):
+        statuses = [each.push(client=number, version=0, update=np.ones(2)).status for each in (server, other)]
+        assert statuses == (["joined"] if number <= most else ["dropped"]) * 2
+    assert server.log == other.log
+    fresh = Server(fresh_only(needed), np.zeros(2), max_staleness=option, log=True)
+    again = replay(server.log, fresh, lambda join: np.ones(2))
+    assert bits(again.params) == bits(server.params) == bits(other.params)
+    server.close()
+    with Server.open(tmp_path / "store", fresh_only(needed)) as opened:
+        assert opened.push(client=9, version=0, update=np.ones(2)).status == "dropped"
+        check_error("max_staleness is", opened.replace_rule, fresh_only(needed + 1))
+
+
+@pytest.mark.parametrize("most", [-1, 1.5, True, "2"])
+def test_a_wrong_limit_of_staleness_is_no_rules(most):
+    check_error("needs.max_staleness is", fresh_only, most)
 
 
 @pytest.mark.parametrize("options", [{}, {"log": True}, 0, fedbuff()])

@@ -67,7 +67,7 @@ class Admission(Ledger):
         super().__init__(
             _CLASSES,
             options.duplicates,
-            options.max_staleness,
+            options.max_staleness_for(rule),
             options.flush_after,
             options.rounds == "flush",
             options.log,

@@ -344,6 +344,10 @@ class ServerOptions:
         once = rule.calibrate.cached or rule.needs.once
         return self.duplicates or ("both" if not once else "reject" if self.accumulate else "latest")
 
+    def max_staleness_for(self, rule: Rule) -> int | None:
+        """Return the option, or the limit that the rule needs, if that is smaller."""
+        return min((most for most in (self.max_staleness, rule.needs.max_staleness) if most is not None), default=None)
+
     def stored(self) -> dict[str, dict[str, Any]]:
         """Return the facts "options" and "commits" of a store, as JSON-able data."""
         values = asdict(self)
@@ -457,6 +461,7 @@ def lasting_facts(rule: Rule, slot_dtype: str) -> dict[str, object]:
         "norms": needs.norms,
         "noise": needs.noise,
         "participations": needs.participations,
+        "max_staleness": needs.max_staleness,
         "facts": sorted(needs.facts),
         "inner products": needs.products,
     }

@@ -194,6 +194,8 @@ class Needs:
         participations: K, the most rounds that a client is in, with `once`; later arrivals are rejected. None: any
             number. A client counts as in a round once the server has decided it, whatever its weight, also if the round
             is skipped or fails. No other rule may replace K. Not with passes or cached rows.
+        max_staleness: older arrivals are dropped, as by the option of this name; the smaller limit counts. None: the
+            rule takes any. No other rule may replace it.
         trim: Weights.trim may be greater than 0. Not with cached rows, clip_norms or accumulate=True.
         noise: Weights.noise and next_noise may differ from 0: the server needs a `noise_key`. Not with cached rows,
             clip_norms or averaged buffers of a model.
@@ -210,6 +212,7 @@ class Needs:
     passes: bool = False
     once: bool = False
     participations: int | None = None
+    max_staleness: int | None = None
     trim: bool = False
     noise: bool = False
 
@@ -363,6 +366,7 @@ class Rule:
             if getattr(needs, name) and self.calibrate.cached:
                 raise AffluxError(f"[Rule] weigh needs {name}, which does not go with cached rows")
         optional(integer(1, 2**31 - 1))("Rule", "needs.participations", needs.participations)
+        optional(count_of(0))("Rule", "needs.max_staleness", needs.max_staleness)
         if needs.participations is not None and (needs.passes or not needs.once):
             raise AffluxError("[Rule] weigh needs participations, which goes with once=True and without passes")
         if len(needs.rule_vectors) > MOST_RULE_VECTORS or not set(needs.handed_in) <= set(needs.rule_vectors):
