@@ -359,12 +359,14 @@ def _draw(overall: Mapping[str, tuple[Difference, float]], path: Path) -> None:
 
     def marks(axes: Any) -> None:
         axes.set_xscale("symlog", linthresh=2, linscale=1.5)  # most rules lie within two points
-        axes.set_xticks(ticks := [-80, -40, -20, -10, -5, -2, -1, 0, 1, 2, 5], ticks)
         axes.axvspan(-100 * BAND, 100 * BAND, color="#888888", alpha=0.15, linewidth=0, label="level")
         for place, label in enumerate(ranked):
             one = overall[label][0]
             style = {"fmt": "o", "color": COLOURS[0].picture, "capsize": 2}
             axes.errorbar([100 * one.mean], [place], xerr=[0 if math.isnan(one.half) else 100 * one.half], **style)
+        (low, high), ends = axes.get_xlim(), (1, 2, 5, 10, 20, 40, 80)
+        ticks = [tick for tick in (*(-end for end in ends), 0, *ends) if low <= tick <= high]
+        axes.set_xticks(ticks, ticks)
 
     across = "accuracy minus FedBuff's, points (95 % interval; logarithmic beyond 2)"
     draw_rows(ranked, marks, across, "Every rule, compared with FedBuff", path)
