@@ -388,7 +388,7 @@ def test_a_rule_that_adds_noise_reads_its_key_from_a_file(started, tmp_path):
     (key := tmp_path / "key").write_bytes(bytes(range(32)))
     rule = dp_fedbuff(buffer_size=2, noise_multiplier=1.0)
     for steps in (2, 4):
-        run = started(rule, Behaviour(), steps=steps, store=tmp_path / "store", noise_key_file=key)
+        run = started(rule, Behaviour(), steps=steps, store=tmp_path / "store", noise_key_file=str(key))
         assert run.server.version == steps
     assert len({*run.server.params.tolist()}) == run.server.params.size
     assert all(key.read_bytes() not in file.read_bytes() for file in tmp_path.rglob("store/**/*") if file.is_file())

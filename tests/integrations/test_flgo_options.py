@@ -54,7 +54,7 @@ def test_what_has_no_meaning_is_refused(settings, options, message):
 
 def test_a_setting_of_another_name_is_refused():
     check_error("argument 'concurrency'", algorithm, fedbuff(buffer_size=2), concurrency=3, error=TypeError)
-    shared = {"store", "timeout", "max_failures", "num_threads", "roles", "server_options"}
+    shared = {"store", "timeout", "max_failures", "num_threads", "roles", "server_options", "noise_key_file"}
     assert {*signature(algorithm).parameters} == {"rule", "client", *shared}  # as help() shows them
     default = algorithm(fedbuff(buffer_size=2), store=None, timeout=None, server_options=None).Server.settings
     assert default == algorithm(fedbuff(buffer_size=2)).Server.settings
