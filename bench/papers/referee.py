@@ -335,9 +335,9 @@ def _of_condition(condition: str, runs: Mapping[str, Mapping[int, _Run]], chosen
                 chosen[f"{condition}: {label}"].replace(":", ", "),
             )
         )
-    shown = [["–" if text == "nan" else text for text in row] for row in rows]  # if all runs diverged
+    cells = [["–" if text == "nan" else text for text in row] for row in rows]  # if all runs diverged
     header = ("rule", "accuracy", "minus FedBuff, 95 %", "by arrivals", f"time to {TARGET:.0%}", "lowest tenth")
-    return f"### {condition}\n\n" + markdown_table((*header, "server, MB", "ms a round", "tuned"), shown)
+    return f"### {condition}\n\n" + markdown_table((*header, "server, MB", "ms a round", "tuned"), cells)
 
 
 def _of_trials(trials: Mapping[str, Sequence[float]], labels: Sequence[str]) -> str:

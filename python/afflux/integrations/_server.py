@@ -76,9 +76,9 @@ def _noise_key(rule: Rule, settings: RunSettings) -> bytes | None:
     """
     path = settings.noise_key_file
     if path is None and rule.needs.noise:
-        made = "made by `(umask 077; head -c 32 /dev/urandom > FILE)`"
         raise AffluxError(
-            f"[settings] {rule.name} adds noise: noise_key_file must be a file of 32 secret bytes, {made}"
+            f"[settings] {rule.name} adds noise: noise_key_file must be a file of 32 secret bytes, which "
+            "`(umask 077; head -c 32 /dev/urandom > FILE)` writes"
         )
     try:
         return None if path is None else Path(path).read_bytes()
