@@ -18,6 +18,7 @@ from afflux.lab.results.simulation_results import SimulationResults
 from afflux.rules.specs import RuleSpec
 from afflux.sim import partitioned, sgd
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.evaluation import CLASSIFICATION, Metric
 from conftest import check_refused
 
 
@@ -79,9 +80,64 @@ def test_runs_on_other_data_are_not_merged(tmp_path):
             tmp_path / "test", evaluate=replace(own_tasks.TEST, x=own_tasks.TEST.x + 1), rules="fedasync"
         ),
     }
-    check_refused("seed 0 had different inputs: data", read_results, first, folders["clients, data"])
-    check_refused("seed 0 had different inputs: evaluation", read_results, first, folders["evaluation"])
+    check_refused("the runs had different inputs: data", read_results, first, folders["clients, data"])
+    check_refused("the runs had different inputs: evaluation", read_results, first, folders["evaluation"])
     assert len(read_results(first, run(tmp_path / "third", seeds=[1], target=0.5))) == 2
+
+
+def result_of(label, seed, scores, state_bytes=8):
+    rows = tuple(Evaluation(10 * i, i, 2.5 * i, score, 1.0) for i, score in enumerate(scores))
+    none = np.zeros(1, np.int64)
+    return RunResult(RuleSpec(label, (), label), seed, rows, none, none, np.ones(1), state_bytes, 4, np.zeros(2))
+
+
+def made(seeds=(0,), label="one", metrics=CLASSIFICATION, num_params=2, client_lr=0.1, alpha=0.1, **inputs):
+    """Results without a run; an input is a digest, or one for each seed."""
+    runs = []
+    for place, seed in enumerate(seeds):
+        digests = {name: digest if isinstance(digest, str) else digest[place] for name, digest in inputs.items()}
+        settings = {"client_lr": client_lr, "alpha": alpha}
+        new = replace(result_of(label, seed, [0.1, 0.5]), inputs=digests, settings=settings)
+        runs.append(replace(new, metrics=metrics, num_params=num_params))
+    return SimulationResults(runs, SimConfig())
+
+
+OTHERS = [
+    ("evaluation", made(evaluation="a"), made([1], evaluation="b"), ()),
+    ("data", made(data="a", clients="a"), made([1], data="b", clients="b"), ()),
+    ("model", made([0, 1], model="a"), made([2], model="b"), ()),
+    ("model", made(model="a"), made([1], model="b", num_params=3), ()),
+    ("data", made(data="a"), made(label="two", data="b", client_lr=0.2), ["client_lr"]),
+    ("evaluation, model", made(evaluation="a", model="a"), made(evaluation="b", model="b", alpha=1.0), ["alpha"]),
+]
+
+
+@pytest.mark.parametrize(("names", "first", "second", "allow"), OTHERS)
+def test_inputs_that_neither_seed_nor_settings_change_are_compared(names, first, second, allow):
+    check_refused(f"the runs had different inputs: {names}$", first.merge, second, allow=allow)
+
+
+ALIKE = [
+    (made(data="a", clients="a", model="a"), made([1], data="a", clients="b", model="b"), ()),
+    (made([0, 1], data=["a", "b"]), made([2], data="c"), ()),
+    (made(data="a", clients="a"), made(data="b", clients="b", alpha=1.0), ["alpha"]),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "allow"), ALIKE)
+def test_inputs_that_seeds_or_settings_change_may_differ(first, second, allow):
+    both = first.merge(second, allow=allow)
+    assert len(both) == len(first) + len(second)
+    if allow:  # the setting of each is among those of both, whose inputs differ
+        assert len(both.merge(made([2], data="c", clients="c"), allow=allow)) == 3
+
+
+def test_runs_with_other_metrics_are_not_merged():
+    loss = Metric("loss", lower_is_better=True)
+    second = made([1], metrics=(Metric("f1"), loss))
+    check_refused("different metrics: accuracy, %, loss and f1, loss$", made().merge, second)
+    second = made([1], metrics=(Metric("accuracy", "%"), loss))
+    assert len(made().merge(second)) == 2
 
 
 def test_each_page_names_the_buffer_sizes(tmp_path, caplog):
@@ -106,12 +162,6 @@ def test_each_page_names_the_buffer_sizes(tmp_path, caplog):
     simulation(rules=["fedbuff:buffer_size=4", "ca2fl:buffer_size=4", "fedasync"]).run()
     assert not [record for record in caplog.records if "buffers" in record.message]
     assert "M = 4 (" in describe_setting(results.config, read_results(out))
-
-
-def result_of(label, seed, scores, state_bytes=8):
-    rows = tuple(Evaluation(10 * i, i, 2.5 * i, score, 1.0) for i, score in enumerate(scores))
-    none = np.zeros(1, np.int64)
-    return RunResult(RuleSpec(label, (), label), seed, rows, none, none, np.ones(1), state_bytes, 4, np.zeros(2))
 
 
 @pytest.mark.parametrize(

@@ -326,5 +326,6 @@ def _result(folder: Path, line: Mapping[str, Any]) -> RunResult:
         first_params_sha256=log.header.first_params_sha256,
         metrics=log.header.task_metrics,
         inputs=log.header.inputs or {},
+        num_params=log.header.d,
         model_file=model if model.is_file() else None,
     )

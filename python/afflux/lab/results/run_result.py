@@ -198,6 +198,7 @@ class RunResult(Evaluated):
     constants: str = ""  #: SHA-256 of the arrays that no client trains
     inputs: Mapping[str, str] = field(default_factory=dict)  #: digests of data, initial model, ...; empty: no log
     model_file: Path | None = None  #: in the run folder, with every array of the final model; None: no folder
+    num_params: int = 0  #: d
 
     def load(self, model: "nn.Module") -> None:
         """Copy all arrays of the final model into a torch module like that of the run.

@@ -12,16 +12,18 @@ from afflux.lab.results import run_folder
 from afflux.lab.results.audit_log import FOLDER, file_stem, read_audit_log
 from afflux.lab.results.finished_runs import FILE, FailedRun, Runs, all_lines, line_key, read_line, split_runs
 from afflux.lab.results.run_result import RunResult, Statistics, summarise
-from afflux.lab.results.statistics import (
-    LEVEL,
-    PairedDifference,
-    data_frame,
-    paired_differences,
-)
+from afflux.lab.results.statistics import LEVEL, PairedDifference, data_frame, paired_differences
+from afflux.lab.tasks.ignored_settings import OF_DIVISION
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
 from afflux.sim.errors import errors_of_writing, require
 from afflux.sim.workload.config import OF_CLIENTS, SETTINGS, SimConfig
+
+#: Inputs that no seed changes, unless the results show that one does.
+_FIXED = ("data", "evaluation", "validation", "availability")
+#: The inputs that a setting may change; other settings change none.
+_INPUTS_OF = {"model": ("model",), "availability": ("availability",), **dict.fromkeys(OF_DIVISION, ("clients", "data"))}
+_INPUTS_OF |= dict.fromkeys(("task", "data", "part"), (*_FIXED, "clients", "model"))
 
 
 class SimulationResults(tuple[RunResult, ...]):
@@ -64,7 +66,8 @@ class SimulationResults(tuple[RunResult, ...]):
                 `to_dataframe`, and its value is part of the rules' labels.
 
         Raises:
-            ConfigError: the settings, or the data of a seed, differ; or a run is in two of the results.
+            ConfigError: the settings, the metrics, or inputs that these settings and seeds do not change, differ; or a
+                run is in two of the results.
         """
         for name in allow:
             known("setting", name, SETTINGS)
@@ -200,11 +203,30 @@ def _differing_settings(mine: SimulationResults, other: SimulationResults, allow
         raise ConfigError(
             f"the runs differ in more than rule and seed: {listed}; allow={[*allow, *refused]} makes columns of them"
         )
-    for run in mine if not differing else ():
-        inputs = next((own.inputs for own in other if own.seed == run.seed), run.inputs)
-        if names := sorted(name for name in run.inputs.keys() & inputs.keys() if run.inputs[name] != inputs[name]):
-            raise ConfigError(f"the runs with seed {run.seed} had different inputs: {', '.join(names)}")
+    metrics = [[(one.name, one.unit, one.lower_is_better) for one in runs[0].metrics] for runs in (mine, other)]
+    if metrics[0] != metrics[1]:
+        texts = (", ".join(metric.title() for metric in runs[0].metrics) for runs in (mine, other))
+        raise ConfigError(f"the runs have different metrics: {' and '.join(texts)}")
+    settings = {*differing, *mine.varied, *other.varied}
+    varied = {name for setting in settings for name in _INPUTS_OF.get(setting, ())}
+    if inputs := _differing_inputs(mine, other, varied):
+        raise ConfigError(f"the runs had different inputs: {', '.join(inputs)}")
     return {*differing}
+
+
+def _differing_inputs(mine: SimulationResults, other: SimulationResults, varied: set[str]) -> list[str]:
+    """Return the inputs, except those in `varied`, that differ for one seed, or though no seed changes them."""
+    inputs = []
+    for name in sorted({name for run in mine for name in run.inputs} - varied):
+        first, second = ({run.seed: run.inputs[name] for run in runs if name in run.inputs} for runs in (mine, other))
+        values = [{*digests.values()} for digests in (first, second)]
+        # Two seeds with one digest show that no seed changes the input; two digests, that the seed does.
+        is_fixed = len(values[0]) == len(values[1]) == 1 and (name in _FIXED or max(len(first), len(second)) > 1)
+        differs = any(first[seed] != second[seed] for seed in first.keys() & second.keys())
+        if differs or (is_fixed and values[0] != values[1]):
+            inputs.append(name)
+    sizes = [{run.num_params for run in runs} for runs in (mine, other)]  # of initial params, which the seed may change
+    return inputs or ["model"] * ("model" not in varied and sizes[0] != sizes[1])
 
 
 def _labelled(results: SimulationResults, names: Sequence[str]) -> Iterator[RunResult]:

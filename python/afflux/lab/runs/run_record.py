@@ -195,6 +195,7 @@ class RunRecord:
             layout=model.layout,
             constants=constants_sha256(model.module, model.layout.roles),
             inputs=setup.inputs,
+            num_params=len(server.params),
             model_file=None if self.log is None else self._save_model(),
         )
         if self.log is not None:
