@@ -100,7 +100,7 @@ def test_names_of_rules_in_files(tmp_path):
         (["client_lr=.1,,1"], "is not NAME=VALUE"),
         (["client_lr=1,1"], "different values"),
         (["client_lr=.1", "client-lr=1"], "given twice"),
-        (["client_lr=x"], "grid client_lr: could not convert"),
+        (["client_lr=x"], "grid client_lr: 'x' is not a number"),
         (["client_lr=-1"], "client_lr is -1.0, must be positive"),
         (["beta1=.9"], "grid beta1: no rule has this option, nor is it one of the settings client_lr, "),
         (["ca2fl.server_lr=.9"], "grid ca2fl.server_lr: there is no rule ca2fl; the rules are fedbuff"),
@@ -167,7 +167,7 @@ def test_impossible_ranges(grid, message):
 
 
 def test_a_range_needs_trials(tmp_path):
-    check_refused(r"could not convert .*; a range LOW..HIGH needs trials", tried, ["fedbuff"], "client_lr=.1..1")
+    check_refused(r"is not a number.*; a range LOW..HIGH needs trials", tried, ["fedbuff"], "client_lr=.1..1")
     check_refused("trials is -1", tune, Simulation.of(CONFIG, "fedasync"), {"client_lr": [0.1]}, trials=-1)
     result = CliRunner().invoke(app, ["compare", "--trials", "2", *SETTINGS.split(), "--out", str(tmp_path / "out")])
     assert (result.exit_code, "give --grid" in result.stderr) == (2, True)

@@ -422,7 +422,7 @@ def test_a_task_with_options(monkeypatch):
     for text, message in [
         ("wrong", "task wrong: it returns 1, not an afflux.sim.Task"),
         ("own-linear:shift", "'shift' is not option=value"),
-        ("own-linear:shift=x", "task own-linear:shift=x: shift: could not convert"),
+        ("own-linear:shift=x", "task own-linear:shift=x: shift: 'x' is not a number"),
         ("own-linear:shift=1:shift=2", "task own-linear:shift=1:shift=2: shift is given twice"),
         ("own-linear:shaft=1", "unknown option of own-linear: 'shaft'; did you mean 'shift'"),
         ("own-liner", "unknown task 'own-liner'; did you mean 'own-linear'"),

@@ -96,7 +96,8 @@ def test_the_noise_for_an_epsilon_is_the_least():
     enough, less = (rules.dp_fedbuff(noise_multiplier=noise - x, participations=4) for x in (0.0, 0.001))
     assert epsilon(enough, 1e-5) <= 8.0 < epsilon(less, 1e-5)
     check_error("participations is 0, must be", noise_multiplier, 8.0, 1e-5, 0)
-    check_error("epsilon is 0, must be", noise_multiplier, 0, 1e-5, 4)
+    for value in (0, 101):
+        check_error(f"epsilon is {value}, must be positive and at most 100", noise_multiplier, value, 1e-5, 4)
     check_error("delta is 1, must be less than 1", noise_multiplier, 8.0, 1, 4)
 
 

@@ -149,7 +149,7 @@ def test_staleness_without_concurrency_and_with_equal_times():
         ("fadas-large:gamma", "'gamma' is not option=value"),
         ("fadas-large:gamma=0", "gamma is 0.0, must be from 1e-06"),
         ("fadas-large:gamma=nan", "gamma is nan"),
-        ("fadas-large:gamma=many", "could not convert"),
+        ("fadas-large:gamma=many", "'many' is not a number"),
         ("fadas-mild:low=9", "low and high are 9.0 and 8.0"),
         ("fadas-mild:high=inf", "low and high"),
         ("ca2fl:upper=0", "upper is 0.0, must be positive"),

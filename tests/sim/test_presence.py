@@ -313,7 +313,7 @@ def test_a_law_of_the_user(laws, tmp_path):
         ("deaf", "observe of the law is 'no', must be a method"),
         ("busy", "picked -1, which is not one of the idle clients"),
         ("other", "has no function 'other'"),
-        ("law:shift=x", "shift: invalid literal"),
+        ("law:shift=x", "shift: 'x' is not an int"),
         ("law:other=1", "unknown option of .*: 'other'"),
         ("", "is a file: write"),
     ],

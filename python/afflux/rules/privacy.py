@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from afflux.ops.errors import AffluxError, UnavailableError
-from afflux.ops.validation import count_of, positive
+from afflux.ops.validation import at_most, count_of, positive
 from afflux.rules.presets.dp_fedbuff import ClippedMean
 from afflux.rules.rule import Rule
 
@@ -39,7 +39,7 @@ def noise_multiplier(epsilon: float, delta: float, participations: int) -> float
     The result is at most 0.001 above the least such number. A call takes some seconds.
 
     Args:
-        epsilon: greater than 0.
+        epsilon: greater than 0, at most 100.
         delta: as for the function `epsilon`.
         participations: the most rounds that a client is in.
 
@@ -47,7 +47,7 @@ def noise_multiplier(epsilon: float, delta: float, participations: int) -> float
         AffluxError: an invalid argument.
         UnavailableError: dp-accounting is not installed.
     """
-    wanted = positive("noise_multiplier", "epsilon", epsilon)
+    wanted = at_most(100)("noise_multiplier", "epsilon", epsilon)  # for more it takes minutes
     count = count_of(1)("noise_multiplier", "participations", participations)
     library, accountant = _accounting("noise_multiplier", delta)
 

@@ -2,11 +2,11 @@
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from math import isfinite
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
@@ -17,6 +17,7 @@ from afflux.rules.rule import Rule
 from afflux.rules.staleness import StalenessLaw
 
 JsonScalar = int | float | str | bool | None
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ def option_value(text: str, annotation: Any) -> Any:
         return _law(text)
     for number in (int, float):
         if number is annotation or number in get_args(annotation):
-            return number(text)
+            return _number(number, text)
     if not choices:
         kind = "no annotation" if annotation is inspect.Parameter.empty else f"the annotation {annotation}"
         readable = "int, float, str, bool or a Literal can be"
@@ -222,6 +223,13 @@ def literal_choices(annotation: Any) -> list[Any]:
     return [choice for part in get_args(annotation) for choice in literal_choices(part)]
 
 
+def _number(kind: Callable[[str], _Number], text: str) -> _Number:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not {'an int' if kind is int else 'a number'}") from None
+
+
 def _law(text: str) -> StalenessLaw:
     name, bracket, listed = text.partition("(")
     laws = registered_parts("staleness")
@@ -229,5 +237,5 @@ def _law(text: str) -> StalenessLaw:
     if bracket and not listed.endswith(")"):
         raise ValueError(f"{text!r} has no closing bracket")
     numbers = listed.removesuffix(")")
-    law: StalenessLaw = laws[name].cls(*(float(number) for number in numbers.split(",") if numbers))
+    law: StalenessLaw = laws[name].cls(*(_number(float, number) for number in numbers.split(",") if numbers))
     return law
