@@ -452,6 +452,7 @@ def returns(value):
         ({"model": nn.Linear(6, 3).requires_grad_(False)}, "select chooses no parameter"),
         ({"clients": lambda client: None}, "clients is a function: give num_clients"),
         ({"num_clients": 7}, "num_clients is given, but clients is no function"),
+        ({"clients": {1: (own_tasks.X, own_tasks.Y)}}, "clients is a mapping, must be a list"),
         ({"clients": [3] * 12}, "a client's data set is 3: it has no examples"),
         ({"clients": [(own_tasks.X[:30], own_tasks.Y[:3])] * 12}, "data set has 30 examples, but 3 labels"),
         ({"clients": [((own_tasks.X[:3], own_tasks.X[:2]), own_tasks.Y[:3])] * 12}, "has 2 examples, but 3 labels"),

@@ -1,5 +1,7 @@
 """What the caller of a server knows: the model, an update's staleness, the number of the first version."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from afflux.aggregation.sharded_plane import ShardedPlane
 from afflux.rules import afa_cd, fadas, fedasync, fedavg, fedbuff
 from conftest import bits, check_error, check_raises, push_all
 from inside import aggregator_of, slots_taken
+from test_task_interrupts import interrupted
 
 D = 5
 ONES = np.ones(D, np.float32)
@@ -182,3 +185,18 @@ def test_an_interrupt_leaves_params_that_are_overwritten_in_place_and_their_vers
     monkeypatch.setattr(plane, "fill", interrupted)
     check_raises(KeyboardInterrupt, server.set_params, ONES)
     assert (server.version, server.params.tolist(), len(server.log)) == (1, [1.0] * D, 1)
+
+
+@pytest.mark.parametrize("action", ["set_params", "load_state_dict"])
+def test_an_interrupt_at_any_call_leaves_params_in_place_and_their_version_together(action):
+    saved = Server(fedbuff(buffer_size=1), np.zeros(D, np.float32), inplace=True)
+    stepped(saved)
+    call = {"set_params": (ONES,), "load_state_dict": (saved.state_dict(),)}[action]
+    for k in range(1, 1000):
+        server = Server(fedbuff(buffer_size=1), np.zeros(D, np.float32), inplace=True)
+        hit = interrupted(partial(getattr(server, action), *call), KeyboardInterrupt, k)
+        assert server.params.tolist() == [float(server.version)] * D
+        if not hit:
+            break
+    assert 10 < k < 1000
+    assert server.version == 1

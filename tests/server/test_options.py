@@ -11,6 +11,7 @@ import pytest
 
 from afflux import AffluxError, Rule, Server, ServerOptions, plan, replay
 from afflux.aggregation.options import STORED_OPTIONS, Options
+from afflux.ops.errors import StoreError
 from afflux.rules import ca2fl, fedasync, fedavg, fedbuff, gsgm, wkafl
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
@@ -61,6 +62,20 @@ def test_a_rule_may_need_a_limit_of_staleness(needed, option, most, tmp_path):
     with Server.open(tmp_path / "store", fresh_only(needed)) as opened:
         assert opened.push(client=9, version=0, update=np.ones(2)).status == "dropped"
         check_error("max_staleness is", opened.replace_rule, fresh_only(needed + 1))
+
+
+def test_a_rule_that_needs_a_limit_of_staleness_takes_no_state_with_older_arrivals(tmp_path):
+    rules = [replace(fresh_only(most), buffer_size=2) for most in (None, 1, 2)]
+    older = Server(rules[0], np.zeros(2), first_version=5, store=tmp_path / "store")
+    older.push(client=1, staleness=2, update=np.ones(2))
+    state = older.state_dict()
+    older.close()
+    server, enough = (Server(rule, np.zeros(2), first_version=5) for rule in rules[1:])
+    message = "arrival 0 has staleness 2, fresh needs at most 1"
+    check_error(message, server.load_state_dict, state)
+    check_error(message, Server.open, tmp_path / "store", rules[1], error=StoreError)
+    enough.load_state_dict(state)
+    assert enough.arrivals_waiting == 1
 
 
 @pytest.mark.parametrize("most", [-1, 1.5, True, "2"])

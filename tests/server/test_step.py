@@ -335,6 +335,16 @@ def test_a_step_of_models_mixes_as_pushes_do():
     assert [type(entry) for entry in steps.log] == [Join, Cut] * 3
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_round_of_several_models_stays_between_them(accumulate):
+    """The mean of the rounds of one model each."""
+    server = Server(fedasync(alpha=0.5), np.zeros(3), first_version=3, rounds="flush", accumulate=accumulate)
+    for client, staleness in enumerate((0, 0, 3)):
+        server.push(client=client, staleness=staleness, model=np.full(3, 1.0 + client))
+    server.flush()
+    assert server.params.tolist() == [(0.5 * 1.0 + 0.5 * 2.0 + 0.25 * 3.0) / 3] * 3
+
+
 IN_PLACE = {
     "fedbuff": (lambda: fedbuff(buffer_size=3), {}),
     "fadas": (lambda: fadas(buffer_size=3), {}),

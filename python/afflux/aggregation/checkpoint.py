@@ -276,6 +276,9 @@ class _Loader:
         steps, facts = _steps_and_facts(reported)
         if lacking := set(self._rule.needs.facts).difference(name for name, _ in facts):
             _fail(f"arrival {i} lacks the fact {brief(min(lacking))}, by which {self._rule.name} weighs")
+        most = self._rule.needs.max_staleness
+        if most is not None and staleness > most:
+            _fail(f"arrival {i} has staleness {staleness}, {self._rule.name} needs at most {most}")
         numbers = version, examples, _number(loss), inf if norm == float_info.max else norm
         fields: Any = *numbers, slot, buffers, extremes, steps, facts, join, staleness
         return PendingArrival(_id(client_id), *fields)

@@ -219,7 +219,8 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         message = f"[{name}] weigh gave client {brief(arrivals.client_ids[i])} the weight {values[i]}, must be finite"
         raise ArrivalError(message, reasons)
     coefficients = weights.rule_vectors
-    rule_vectors = numbers(name, "rule_vectors", coefficients, (vector_count,)) if len(coefficients) else _NO_NUMBERS
+    given = type(coefficients) is not tuple or len(coefficients) > 0
+    rule_vectors = numbers(name, "rule_vectors", coefficients, (vector_count,)) if given else _NO_NUMBERS
     if rule.calibrate.cached:
         total = ordered_sum(values)
         if not -inf < total < inf or (total == 0 and vectors.any()):
@@ -227,15 +228,21 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         # Weights that the rule has divided by their sum already add up to 1, up to rounding, and stay as they are.
         if total != 0 and abs(total - 1.0) > count * float_info.epsilon:
             vectors, rule_vectors = frozen(vectors / total, np.float64), rule_vectors / total
-    if weights.rejected and not set(weights.rejected) <= set(range(count)):
-        raise AffluxError(f"[{name}] weigh rejects {sorted(weights.rejected)}, the buffer holds {count} arrivals")
+    if not isinstance(weights.skip, bool | np.bool):
+        raise AffluxError(f"[{name}] weigh gave skip {brief(weights.skip)}, must be True or False")
+    if weights.rejected:
+        _check_rejected(name, arrivals, weights.rejected, values)
     scalars = weights.scalars
     if scalars is not None:
-        if set(scalars) != set(needs.scalars):
-            raise AffluxError(f"[{name}] weigh gave scalars {sorted(scalars)}, must be {sorted(needs.scalars)}")
+        if not isinstance(scalars, Mapping) or {*scalars} != {*needs.scalars}:
+            raise AffluxError(f"[{name}] weigh gave scalars {brief(scalars)}, must be of {sorted(needs.scalars)}")
         latest = numbers(name, "scalars", list(scalars.values()), (len(scalars),))
         scalars = MappingProxyType(dict(zip(scalars, latest.tolist(), strict=True)))
-    trim = 0.0 if weights.trim == 0 else _checked_trim(rule, arrivals, weights, values)
+    trim, noise = _number(name, "trim", weights.trim), _number(name, "noise", weights.noise)
+    if trim != 0:
+        _check_trim(rule, arrivals, trim, values)
+    if noise != 0:
+        _check_noise(rule, noise)
     return Weights(
         vectors,
         tuple(rule_vectors.tolist()),
@@ -243,22 +250,34 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         scalars,
         weights.rejected,
         None if weights.cosines is None else numbers(name, "cosines", weights.cosines, (count,)),
-        weights.skip,
-        0.0 if weights.params == 0 else float(numbers(name, "params", weights.params, ())),
+        bool(weights.skip),
+        _number(name, "params", weights.params),
         trim,
-        0.0 if weights.noise == 0 else _checked_noise(rule, weights),
+        noise,
         None if weights.next_noise is None else _checked_next_noise(rule, weights),
     )
 
 
-def _checked_noise(rule: Rule, weights: Weights) -> float:
-    """Return the standard deviation of the noise in the direction."""
-    noise = float(numbers(rule.name, "noise", weights.noise, ()))
+def _check_rejected(name: str, arrivals: Arrivals, rejected: Mapping[int, str], values: list[float]) -> None:
+    """Reject reasons that are not text, or are about no arrival, or about one of some that count nevertheless."""
+    count = len(values)
+    indices = isinstance(rejected, Mapping) and [i for i in rejected if isinstance(i, int | np.integer)]
+    if not indices or len(indices) < len(rejected) or not 0 <= min(indices) <= max(indices) < count:
+        raise AffluxError(f"[{name}] weigh rejects {brief(rejected)}, must be by index of {count} arrivals")
+    for i, reason in rejected.items():
+        client = brief(arrivals.client_ids[i])
+        if not isinstance(reason, str):
+            raise AffluxError(f"[{name}] weigh rejects client {client} with {brief(reason)}, must be text")
+        if values[i] != 0 and len(rejected) < count:
+            raise AffluxError(f"[{name}] weigh rejects client {client}, whose weight is {values[i]}, must be 0")
+
+
+def _check_noise(rule: Rule, noise: float) -> None:
+    """Reject a standard deviation of the noise in the direction that the rule may not give."""
     if not rule.needs.noise:
         raise AffluxError(f"[{rule.name}] weigh gave noise {noise}, but it has no needs = Needs(noise=True)")
     if noise < 0:
         raise AffluxError(f"[{rule.name}] weigh gave noise {noise}, must be at least 0")
-    return noise
 
 
 def _checked_next_noise(rule: Rule, weights: Weights) -> Float64:
@@ -270,10 +289,9 @@ def _checked_next_noise(rule: Rule, weights: Weights) -> Float64:
     return numbers(rule.name, "next_noise", weights.next_noise, (len(rule.needs.rule_vectors),))
 
 
-def _checked_trim(rule: Rule, arrivals: Arrivals, weights: Weights, values: list[float]) -> float:
-    """Return the share that is cut at both ends."""
+def _check_trim(rule: Rule, arrivals: Arrivals, trim: float, values: list[float]) -> None:
+    """Reject a share that is cut at both ends which the rule may not give."""
     name = rule.name
-    trim = float(numbers(name, "trim", weights.trim, ()))
     if not rule.needs.trim:
         raise AffluxError(f"[{name}] weigh gave trim {trim}, but it has no needs = Needs(trim=True)")
     if not 0 <= trim <= 0.5:
@@ -283,7 +301,11 @@ def _checked_trim(rule: Rule, arrivals: Arrivals, weights: Weights, values: list
         i = min(reasons)
         client = brief(arrivals.client_ids[i])
         raise ArrivalError(f"[{name}] weigh gave client {client} the weight {values[i]}, negative with trim", reasons)
-    return trim
+
+
+def _number(name: str, field: str, output: object) -> float:
+    """Return a number of a result of weigh, finite."""
+    return output if type(output) is float and isfinite(output) else float(numbers(name, field, output, ()))
 
 
 def numbers(name: str, field: str, output: object, shape: tuple[int, ...]) -> Float64:
@@ -295,6 +317,8 @@ def numbers(name: str, field: str, output: object, shape: tuple[int, ...]) -> Fl
         array = np.asarray(output)
         if array.dtype.kind not in "fiub":
             raise TypeError(f"of {array.dtype}")
+        if isinstance(output, np.ma.MaskedArray):
+            raise TypeError("masked")
     except (TypeError, ValueError) as error:
         raise AffluxError(f"[{name}] weigh gave {field} {output!r}, must be numbers ({error})") from None
     if array.shape != shape:

@@ -235,7 +235,8 @@ class Weights(Struct, frozen=True, eq=False):
         rule_vectors: (R,); empty: they do not enter the direction.
         next: (R, R + M) float64; None: the rule vectors do not change.
         scalars: the rule's own numbers after this round; None: unchanged.
-        rejected: by index of an arrival, the reason why its weight is 0.
+        rejected: by index of an arrival, the reason why its weight is 0. If all are rejected, weights may be others, as
+            those of WKAFL's estimate.
         cosines: (M,) float64, for the report.
         skip: the server takes no step: the buffer is emptied, version and rule vectors do not change.
         trim: from 0 to 0.5, with `Needs(trim=True)`: the vectors' part of the direction is sum_i vectors[i] times their

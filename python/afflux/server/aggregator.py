@@ -327,13 +327,14 @@ class Aggregator(Monitor[Round]):
         now, write = admission.current, partial(plane.fill, values=plane.read(vector, copy=False))
         params = now.params if self.inplace else plane.version(write, "set_params")
         new = Pulled(params, number, now.buffers if buffers is None else buffers)
-        admission.set_version(new, NewParams())
-        if self.inplace:
-            try:
+        try:
+            admission.set_version(new, NewParams())
+            if self.inplace:
                 write(params)
-            except BaseException:  # an interrupt: the version is made, and needs its params
+        except BaseException:  # an interrupt: a version that is made needs its params
+            if self.inplace and admission.version == number:
                 write(params)
-                raise
+            raise
         commit()
         return number
 

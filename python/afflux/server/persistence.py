@@ -22,6 +22,7 @@ from afflux.aggregation.local_plane import LocalPlane, plane_like
 from afflux.aggregation.options import ABSENT, Options, ServerOptions, lasting_facts
 from afflux.aggregation.plane import DataPlane, Slot, stored_plane
 from afflux.aggregation.reports import Pulled
+from afflux.aggregation.state import ServerState
 from afflux.aggregation.streaming import MOST_SQUARES, term_of
 from afflux.arrays.constants import Constants
 from afflux.arrays.interop import is_masked
@@ -272,16 +273,31 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputA
     except BusyError:  # the arrivals that the state replaces are in the slots
         arrivals, uncounted = arrivals_of(saved, aggregator, partial(plane.reserve, counted=False)), True
     rule_vectors = {name: plane.vector(np.asarray(vector)) for name, vector in saved.state.rule_vectors.items()}
-    constants = _saved_constants(state)  # before the version, which with inplace is the server's own params
+    constants = _saved_constants(state)
     aggregator.make_room()
-    now = _in_plane(plane, saved.state.current, "load_state_dict")
-    new_state = structs.replace(saved.state, current=now, waiting=arrivals, rule_vectors=rule_vectors)
-    admission.load(new_state)
-    if constants is not None:
-        adapter.constants.replace(constants)
+    before = admission.current
+    made = {"waiting": arrivals, "rule_vectors": rule_vectors}
+    install = partial(_install, aggregator, adapter, constants, saved.state, **made)
+    try:
+        new_state = install()
+    except BaseException:  # an interrupt: with inplace the server's own params may be those of the state
+        if aggregator.inplace or admission.current is not before:
+            install()
+        raise
     if uncounted and not aggregator.accumulate:
         with suppress(BusyError):  # other threads have taken slots for their pushes: the vectors stay where they are
             admission.load(structs.replace(new_state, waiting=arrivals_of(saved, aggregator)))
+
+
+def _install(
+    aggregator: Aggregator, adapter: InputAdapter, constants: Constants | None, state: ServerState, **made: Any
+) -> ServerState:
+    """Make a saved state, with the vectors that were made for it, that of a server; return it. May be repeated."""
+    state = structs.replace(state, current=_in_plane(aggregator.plane, state.current, "load_state_dict"), **made)
+    aggregator.admission.load(state)
+    if constants is not None:
+        adapter.constants.replace(constants)
+    return state
 
 
 def _saved_constants(state: Mapping[str, Any]) -> Constants | None:

@@ -19,8 +19,9 @@ from afflux.rules.weights import Staleness
 def fedasync(*, alpha: float = 0.6, staleness: StalenessLaw = Polynomial(0.5)) -> Rule:  # noqa: B008 - frozen
     """Mix each client's model into the global model as it arrives; the staler a model, the smaller its share.
 
-    x = (1 - alpha_t) x + alpha_t y, alpha_t = alpha * s(staleness) (Algorithm 1). Clients push their models y. State on
-    the server: only params and one slot. Sweeps: one.
+    x = (1 - alpha_t) x + alpha_t y, alpha_t = alpha * s(staleness) (Algorithm 1). Clients push their models y. A round
+    of several, as by `Server.step`, is the mean of what each alone would give. State on the server: only params and one
+    slot. Sweeps: one.
     """
-    weigh = Staleness(staleness, normalise=None, scale=one_or_less("fedasync", "alpha", alpha))
+    weigh = Staleness(staleness, scale=one_or_less("fedasync", "alpha", alpha))
     return Rule("fedasync", "model", 1, weigh, NONE, Sgd(1.0))

@@ -115,6 +115,8 @@ class Task:
                 "clients is a pair of arrays, which would be the data sets of two clients: divide the examples by "
                 "partitioned(x, y, num_clients=...), or give a list of data sets (x, y)"
             )
+        if isinstance(clients, Mapping):
+            raise ConfigError("clients is a mapping, must be a list: clients are numbered from 0")
         lazy = callable(clients) and not isinstance(clients, SeededClients)
         if lazy and self.num_clients is None:
             raise ConfigError("clients is a function: give num_clients, too")
