@@ -13,6 +13,7 @@ import torch
 
 import made_runs
 import own_tasks
+from afflux.aggregation.limits import RoundError
 from afflux.lab import read_audit_log
 from afflux.lab.runs import run_record, workers
 from afflux.rules.specs import parse_rule
@@ -96,6 +97,16 @@ def test_a_run_ends_if_all_fail_or_many_in_a_row(monkeypatch):
 @pytest.mark.parametrize(("client", "error"), [(0, ZeroDivisionError), (1, DivergedError), (2, DivergedError)])
 def test_faults_raise_ends_the_run(client, error):
     check_raises(error, simulation(clients=[CLIENTS[client]] * 2 + [CLIENTS[-1]] * 10, faults="raise").run)
+
+
+def test_numbers_of_a_rule_that_could_overflow_end_its_run_alone(caplog):
+    """As a divergence does; what the user has written wrong still ends all runs, before the first one."""
+    wrong, right = "wrong=fedbuff:buffer_size=3:server_lr=1e30", "fedbuff:buffer_size=3"
+    results = simulation(rules=[wrong, right]).run()
+    assert [run.spec.label for run in results] == [right]
+    assert [str(failure) for failure in results.failures] == ["wrong, seed 0 diverged"]
+    assert "wrong, seed 0 diverged: [fedbuff] with lr 1e+30 and weights" in caplog.text
+    check_error("could overflow", simulation(rules=wrong).run, error=RoundError)
 
 
 class UnreadableError(Exception):

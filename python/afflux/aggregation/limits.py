@@ -16,7 +16,11 @@ MOST_MAX_ABS = {"float32": 1e30, "float64": 1e300}
 _STEPS = 1e6
 
 
-class ArrivalError(AffluxError):
+class RoundError(AffluxError):
+    """Numbers of a rule with which a round could overflow, or cannot be made."""
+
+
+class ArrivalError(RoundError):
     """Numbers of a round that single arrivals have caused."""
 
     def __init__(self, message: str, reasons: Mapping[int, str]) -> None:
@@ -70,12 +74,13 @@ class Limits:
         Raises:
             ArrivalError: params or a state could overflow within a million steps, also if all arrivals had the weight
                 of one of them.
-            AffluxError: they could overflow, and no weight is so large; or the step's kind has no entry in `REACH`.
+            RoundError: they could overflow, and no weight is so large.
+            AffluxError: the step's kind has no entry in `REACH`.
         """
         if step.kind not in REACH:
             raise AffluxError(f"[{rule.name}] step gave the kind {step.kind!r}, must be one of {', '.join(REACH)}")
         if 9 * (sigma := max(map(abs, next_noise), default=0.0)) * _STEPS > self.largest:
-            raise AffluxError(f"[{rule.name}] with next_noise {sigma:.3g} a rule vector could overflow")
+            raise RoundError(f"[{rule.name}] with next_noise {sigma:.3g} a rule vector could overflow")
         if self._fit(step, lr, [*weights, *vector_weights], noise):
             return
         problem = f"elements of magnitude {self.max_abs:g} could overflow"
@@ -89,7 +94,7 @@ class Limits:
             for i, weight in enumerate(weights)
             if not self._fit(step, lr, [weight] * len(weights), noise)
         }
-        raise ArrivalError(message, reasons) if reasons else AffluxError(message)
+        raise ArrivalError(message, reasons) if reasons else RoundError(message)
 
     def _fit(self, step: ops.Step, lr: float, weights: list[float], noise: float) -> bool:
         """Return whether these weights and this noise cause no overflow within a million steps."""

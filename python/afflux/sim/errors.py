@@ -21,7 +21,7 @@ class TrainingError(AffluxError):
 
 
 class DivergedError(TrainingError):
-    """A client's loss or model, or the server's gradient on validation data, is not finite or beyond max_abs."""
+    """A number is not finite or too large: of a client, of the server's gradient on validation data, or of a rule."""
 
 
 class ProcessKilledError(AffluxError):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import process_time
 
+from afflux.aggregation.limits import RoundError
 from afflux.lab import interrupts
 from afflux.lab.results.finished_runs import Job
 from afflux.lab.results.run_folder import remove_run_files
@@ -19,6 +20,7 @@ from afflux.lab.runs.workers import WorkerPool
 from afflux.rules.specs import RuleSpec
 from afflux.sim.clients.flat_model import reproducible_libraries
 from afflux.sim.clients.training import SerialTraining
+from afflux.sim.errors import DivergedError
 from afflux.sim.workload.config import SimConfig
 from afflux.sim.workload.task import Task
 
@@ -62,7 +64,7 @@ def simulate(
     Raises:
         ConfigError: the settings are impossible for these rules and this seed, or data are missing; or data, initial
             params or files are not those of the interrupted run, or its server was used since.
-        TrainingError: the clients' trainings fail, or give numbers that are not finite (DivergedError).
+        TrainingError: the clients' trainings fail, or numbers are not finite or too large (DivergedError).
         StoreError: the store cannot be made or written, or is damaged.
     """
     start = process_time()
@@ -98,7 +100,10 @@ def simulate(
                 server.record.open(output, files, header, size)
             if store is not None:
                 store.begin(loop, leader, output, start)
-        record_events(loop, servers, progress, store or interrupts.raise_if_pending)
+        try:
+            record_events(loop, servers, progress, store or interrupts.raise_if_pending)
+        except RoundError as error:
+            raise DivergedError(str(error)) from error
         if store is not None:
             store.save()
         seconds = process_time() - start
