@@ -145,6 +145,17 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, message, tmp_path):
     assert not out.exists()
 
 
+LONG = [f"run --rule fedbuff {names}" for names in ("--out LONG", "--out OUT --store LONG")]
+LONG.append("compare --grid client_lr=.1 --out LONG")
+
+
+@pytest.mark.parametrize("command", LONG)
+def test_a_name_that_is_too_long_is_one_line_and_exit_code_2(command, tmp_path):
+    places = {"LONG": str(tmp_path / ("x" * 300)), "OUT": str(tmp_path / "out")}
+    result = check_exit(2, *[places.get(word, word) for word in command.split()], *SMALL)
+    assert result.stderr == f"error: cannot write {places['LONG']}: File name too long\n"
+
+
 def test_an_option_that_is_no_number_is_exit_code_2():
     result = check_exit(2, "compare", "--arrivals", "many")
     assert "--arrivals" in result.stderr

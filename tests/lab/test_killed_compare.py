@@ -16,11 +16,13 @@ import pytest
 
 import made_runs
 from afflux.lab import read_results
+from afflux.lab.publishing import Page, publish
 from afflux.lab.results import figures, run_folder
 from afflux.lab.results.finished_runs import FILE
 from afflux.lab.runs import compare
 from afflux.sim import ConfigError
 from afflux.sim.errors import ProcessKilledError
+from afflux.store.lock import LOCK
 from conftest import FORKS, check_raises, check_refused
 from crashes import in_child
 from pairwise import soak
@@ -88,6 +90,18 @@ def test_the_same_command_goes_on_after_a_kill(point, tmp_path):
     again = simulation().run(out=out, watch=lambda run, progress: made.append(run))
     assert made == [0, 1], "both were finished"
     assert [run.digest for run in again] == [run.digest for run in whole]
+
+
+COMMANDS = (lambda out: simulation().run(out=out), lambda out: publish(out, lambda _: Page("page", "", {}), []))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=["compare", "grid"])
+def test_a_kill_that_left_nothing_but_the_lock(command, tmp_path):
+    """A grid has no record before the end of its first run."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / LOCK).touch()
+    command(tmp_path / "out")
+    assert not (tmp_path / "out" / LOCK).exists()
 
 
 def test_a_second_command_is_refused_and_a_reader_is_not(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 from afflux.lab.outcomes import Outcome, load_outcomes
 from afflux.lab.results.audit_log import FOLDER as AUDIT
 from afflux.lab.results.finished_runs import FILE, FinishedRuns, Job, all_lines, line_key, lines_of_jobs
-from afflux.lab.results.run_folder import create_run_folder, locked, remove_run_files
+from afflux.lab.results.run_folder import create_run_folder, locked, remove_run_files, usable_path
 from afflux.lab.results.run_history import JobProgress
 from afflux.lab.results.run_result import SeedStatistics, seed_statistics
 from afflux.lab.runs.compare import compare, default_processes, inputs_of_jobs
@@ -140,7 +140,7 @@ def publish(
     Raises:
         ConfigError: `out` holds something else, perhaps the results of another command; see `measure`.
     """
-    if out is not None and any((out / name).is_file() for name in (COMMAND, FILE)):
+    if out is not None and any((usable_path(out) / name).is_file() for name in (COMMAND, FILE)):
         folder = out
         _refuse_other_command(folder / COMMAND, command)
     else:

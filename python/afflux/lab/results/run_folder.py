@@ -157,6 +157,13 @@ def remove_run_files(folder: Path, jobs: Sequence[Job]) -> None:
                     path.unlink()
 
 
+def usable_path(path: Path | str) -> Path:
+    """Return the path; raise ConfigError if there can be none, as with a name that is too long."""
+    with errors_of_writing(Path(path)):
+        Path(path).exists()
+    return Path(path)
+
+
 def dated_folder() -> Path:
     """Return the default run folder, runs/<date and time>."""
     return Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
@@ -172,10 +179,11 @@ def create_run_folder(out: Path | None) -> Path:
         The folder.
 
     Raises:
-        ConfigError: `out` exists and is not an empty folder, or cannot be made.
+        ConfigError: `out` exists and is not an empty folder, or cannot be made. The lock of a killed command may be in
+            it.
     """
     folder = out or dated_folder()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir())):
         killed = "; if a run with --store was killed before its first checkpoint, remove it"
         then = killed if folder.is_dir() and {path.name for path in folder.iterdir()} <= FOLDERS else ""
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another --out{then}")

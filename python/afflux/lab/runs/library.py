@@ -309,11 +309,11 @@ class Simulation:
             compare(self.jobs, self.config, task=self.task, finished=finished, **options)
             return SimulationResults.of_runs(finished, self.config)
         require(*run_folder.PACKAGES)
-        output = Path(out) / audit_log.FOLDER
+        output = run_folder.usable_path(out) / audit_log.FOLDER
         if store is not None:
             if len(self.jobs) != 1 or self.jobs[0].followers:
                 raise ConfigError("a store is for one rule and one seed")
-            interrupted = interrupted_run(Path(store), output, self.jobs[0], self.config)
+            interrupted = interrupted_run(run_folder.usable_path(store), output, self.jobs[0], self.config)
             options["store"] = StoredRun(Path(store), checkpoint_every, interrupted)
         return run_in_folder(self.jobs, self.config, output, self.task, **options)
 
