@@ -78,6 +78,8 @@ def test_a_run_folder_is_read_again(tmp_path):
     check_same(results, written)
     (out / FILE).write_text("{}\n")
     check_refused("holds no finished runs: KeyError", read_results, out)
+    (out / FILE).write_bytes(b"\xff" * 1000 + b"\n")
+    assert len(str(check_refused("holds no finished runs: Unicode", read_results, out))) < 500
     check_refused("holds no results of a run", read_results, tmp_path)
 
 

@@ -173,7 +173,7 @@ def all_lines(paths: Sequence[Path]) -> list[dict[str, Any]]:
                 line_key(line)
                 records.append(line | {name: dict(line[name]) for name in ("inputs", "versions") if name in line})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"{path} holds no finished runs: {error!r}") from error
+            raise ConfigError(f"{path} holds no finished runs: {type(error).__name__}: {error}") from error
     return records
 
 
