@@ -9,6 +9,7 @@ import pytest
 
 from afflux.lab.results import statistics
 from afflux.lab.results.audit_log import read_audit_log
+from afflux.lab.results.finished_runs import FailedRun
 from afflux.lab.results.run_history import MOST_REASONS, OTHER_REASONS, RunHistory, add_weights
 from afflux.lab.results.run_result import (
     Evaluation,
@@ -19,8 +20,10 @@ from afflux.lab.results.run_result import (
     summarise,
     time_statistics,
 )
+from afflux.lab.results.simulation_results import SimulationResults
 from afflux.rules.specs import RuleSpec, parse_rule
 from afflux.sim.workload.config import SimConfig
+from afflux.sim.workload.evaluation import Metric
 from conftest import check_refused
 from made_runs import run
 
@@ -275,3 +278,31 @@ def test_a_table_in_latex():
 def test_a_target_that_one_seed_missed_has_no_difference():
     results = [result_of("a", 0, [0.1, 0.9]), result_of("b", 0, [0.1, 0.2])]
     assert statistics.paired_differences(results, "rounds_to_target", target=0.8) == []
+
+
+def test_runs_without_a_result_are_named_and_their_seeds_count():
+    """Also a rule that has no result at all; `relabel` gives all of them their new labels."""
+    runs = [result_of(label, seed, [0.1, 0.5]) for seed in (0, 2) for label in "ab"]
+    failures = [FailedRun("a + b", 1, "diverged", "why"), FailedRun("c", 0, "killed", "")]
+    results = SimulationResults(runs, SimConfig(), failures)
+    named = ["a + b, seed 1 diverged", "c, seed 0 was killed"]
+    assert str(results).splitlines()[:2] == named
+    assert repr(results).endswith("; ".join(["b, seed 2: 0.5000", *named]) + ")")
+    table = results.to_dataframe("table")
+    assert table["final accuracy, %"].tolist() == ["50.0 ± 0.0 (2 of 3)"] * 2
+    renamed = [str(failure) for failure in results.relabel({"b": "x", "c": "y"}).failures]
+    assert renamed == ["a + x, seed 1 diverged", "y, seed 0 was killed"]
+    check_refused("two rules would have the same label: c", results.relabel, {"a": "c"})
+
+
+def test_statistics_are_those_of_finite_values():
+    """Without a warning of NumPy; an evaluation that is nan is not the best one."""
+    inf, nan = math.inf, math.nan
+    one, two = result_of("a", 0, [nan, 0.25, inf, -inf]), result_of("a", 1, [nan, 0.25, 0.5])
+    summary = summarise([one, two], 0.9)["a"]
+    assert summary["final_accuracy"][::2] == summary["best_accuracy"][::2] == (0.5, 1)
+    assert one.best_score == inf
+    assert summary["stability"].seeds == 1
+    assert summary["final_accuracy"].text(2) == "0.5 (1 of 2)"
+    assert [Metric("m", lower_is_better=lower).best([nan, 2.0, nan, 1.0]) for lower in (True, False)] == [1.0, 2.0]
+    assert math.isnan(Metric("m").best([nan]))

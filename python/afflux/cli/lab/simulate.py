@@ -120,7 +120,7 @@ def print_results(folder: Path, results: "SimulationResults") -> None:
 
     screen = terminal.open_console()
     screen.print(run_folder.describe_setting(results.config, results, results.failures))
-    screen.print(terminal.results_table(results, results.config))
+    screen.print(terminal.results_table(results, results.config, results.failures))
     screen.print(printable(f"wrote {folder}/"), soft_wrap=True)
 
 

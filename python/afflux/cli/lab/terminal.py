@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from afflux.lab.results.finished_runs import FailedRun
 from afflux.lab.results.run_history import JobProgress, RunProgress
 from afflux.lab.results.run_result import RunResult, group_by_rule
 from afflux.lab.results.statistics import score_of, shown_target, summary_rows
@@ -122,9 +123,9 @@ def _ended(shares: Sequence[float]) -> int:
     return sum(share >= 1 for share in shares)
 
 
-def results_table(results: Sequence[RunResult], config: SimConfig) -> Table:
+def results_table(results: Sequence[RunResult], config: SimConfig, failures: Sequence[FailedRun] = ()) -> Table:
     """Return the main numbers of the summary, one row per rule: many rules fit a terminal of 80 columns."""
-    rows = dict(summary_rows(results, config.target, brief=True))
+    rows = dict(summary_rows(results, config.target, brief=True, failures=failures))
     metric, goal = score_of(results), shown_target(results, config.target)
     columns = {metric.title("final {}"): metric.title("final\n{}")}
     if goal is not None:

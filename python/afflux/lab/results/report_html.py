@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from afflux.lab.results.curves import COLOURS, schedules
 from afflux.lab.results.figures import draw_metric, draw_staleness, draw_weights, series_line
+from afflux.lab.results.finished_runs import FailedRun
 from afflux.lab.results.run_result import RunResult, group_by_rule
 from afflux.lab.results.statistics import (
     LEVEL,
@@ -46,7 +47,13 @@ Groups = Mapping[str, Sequence[RunResult]]
 TextRows = list[list[str]]
 
 
-def render_report(results: Sequence[RunResult], setting: str, target: float, configuration: Mapping[str, Any]) -> str:
+def render_report(
+    results: Sequence[RunResult],
+    setting: str,
+    target: float,
+    configuration: Mapping[str, Any],
+    failures: Sequence[FailedRun] = (),
+) -> str:
     """Return the page.
 
     Args:
@@ -54,6 +61,7 @@ def render_report(results: Sequence[RunResult], setting: str, target: float, con
         setting: the settings in one line.
         target: score that the settings name.
         configuration: the content of config.json.
+        failures: the runs without a result.
     """
     groups, metric, goal = group_by_rule(results), score_of(results), shown_target(results, target)
     differences = [row for row in paired_differences(results) if row.seeds > 1]
@@ -74,7 +82,7 @@ def render_report(results: Sequence[RunResult], setting: str, target: float, con
         metric=metric,
         target=None if goal is None else metric.text(goal),
         level=f"{LEVEL:.0%}",
-        summary=_compared(summary_rows(results, target, brief=False)),
+        summary=_compared(summary_rows(results, target, brief=False, failures=failures)),
         curves=list(_curves(groups, shown_metrics(results), goal)),
         differences=_differences(differences, metric),
         staleness=_staleness(groups),

@@ -241,7 +241,7 @@ def write_results(
         summary = _summary(results, config) | ({"failed": [run.facts() for run in failures]} if failures else {})
         (folder / "summary.json").write_bytes(encode_json(summary, indent=2))
         draw_comparison(results, setting, config.target, folder / "curves.png")
-        page = render_report(results, setting, config.target, configuration)
+        page = render_report(results, setting, config.target, configuration, failures)
         (folder / "report.html").write_text(page, encoding="utf-8")
 
 

@@ -247,12 +247,14 @@ class RunResult(Evaluated):
         return after[-max(2, math.ceil(len(after) / 10)) :]
 
     @property
+    @np.errstate(invalid="ignore")  # of infinite scores
     def late_score(self) -> float:
         """Mean score of the last tenth of the evaluations; nan if there are none after the start."""
         late = self.late_evaluations
         return float(np.mean([evaluation.score for evaluation in late])) if late else math.nan
 
     @property
+    @np.errstate(invalid="ignore")
     def stability(self) -> float:
         """Standard deviation (n - 1) of the score over the last tenth of the evaluations: small is stable.
 
@@ -282,6 +284,7 @@ class RunResult(Evaluated):
         last = [row.values[0] for row in rows if (row.arrivals, row.model) == (rows[-1].arrivals, model)]
         return np.array(sorted(last, reverse=self.metrics[0].lower_is_better))
 
+    @np.errstate(invalid="ignore")
     def summary(self, target: float) -> dict[str, float]:
         """Return the summary's numbers by name; nan where the target was not reached."""
         hit, counts = self.first_to_reach(target), arrivals_per_client(self.clients, self.num_clients)
@@ -392,8 +395,8 @@ Statistics = SeedStatistics | TimeStatistics
 
 
 def seed_statistics(values: Sequence[float]) -> SeedStatistics:
-    """Return mean and standard deviation over seeds; nan values (target not reached) are left out and not counted."""
-    finite = [value for value in values if not math.isnan(value)]
+    """Return mean and standard deviation over seeds; values that are not finite are left out and not counted."""
+    finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return SeedStatistics(math.nan, math.nan, 0)
     std = float(np.std(finite, ddof=1)) if len(finite) > 1 else 0.0

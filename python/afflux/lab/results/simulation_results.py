@@ -86,13 +86,15 @@ class SimulationResults(tuple[RunResult, ...]):
         Raises:
             ConfigError: there is no rule with a label, or two rules would have the same one.
         """
-        present = {run.spec.label for run in self}
+        present = {run.spec.label for run in self}.union(*(failure.rule.split(" + ") for failure in self.failures))
         for label in labels:
             known("rule", label, present)
         if len({labels.get(label, label) for label in present}) < len(present):
             raise ConfigError(f"two rules would have the same label: {', '.join(labels.values())}")
 
-        return SimulationResults((_renamed(run, labels) for run in self), self.config, self.failures, self.varied)
+        names = [" + ".join(labels.get(label, label) for label in one.rule.split(" + ")) for one in self.failures]
+        failures = [one._replace(rule=name) for one, name in zip(self.failures, names, strict=True)]
+        return SimulationResults((_renamed(run, labels) for run in self), self.config, failures, self.varied)
 
     def summary(self, target: float | None = None) -> dict[str, dict[str, Statistics]]:
         """Return {rule: {number: mean and deviation over seeds}}.
@@ -179,10 +181,12 @@ class SimulationResults(tuple[RunResult, ...]):
 
     def __repr__(self) -> str:
         found: list[Any] = [f"{run.spec.label}, seed {run.seed}: {run.final_score:.4f}" for run in self]
-        return f"SimulationResults({'; '.join(found)})"
+        return f"SimulationResults({'; '.join(map(str, [*found, *self.failures]))})"
 
     def __str__(self) -> str:
-        return str(self.to_dataframe("table").set_index("rule").T.to_string()) if find_spec("pandas") else repr(self)
+        if not find_spec("pandas"):
+            return repr(self)
+        return "\n".join([*map(str, self.failures), self.to_dataframe("table").set_index("rule").T.to_string()])
 
 
 def setting_of(run: RunResult, name: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from afflux.lab.results.finished_runs import FailedRun
 from afflux.lab.results.run_result import (
     CLIENT_NUMBERS,
     NUMBERS,
@@ -124,18 +125,21 @@ def t_quantile(degrees: int, probability: float) -> float:
     return float(stdtrit(degrees, probability))
 
 
-def summary_rows(results: Sequence[RunResult], target: float, *, brief: bool) -> list[tuple[str, list[str]]]:
+def summary_rows(
+    results: Sequence[RunResult], target: float, *, brief: bool, failures: Sequence[FailedRun] = ()
+) -> list[tuple[str, list[str]]]:
     """Return (title, one cell for each rule): mean +- standard deviation over seeds; of times to a target, the median.
 
     Args:
         results: one for each rule and seed.
         target: score of the rows that have one.
         brief: only the rows that the terminal shows.
+        failures: the runs without a result, whose seeds count.
     """
     groups, summary = group_by_rule(results), summarise(results, target)
     metric, goal = score_of(results), shown_target(results, target)
     rows: list[tuple[str, list[str]]] = []
-    buffers, seed_count = buffer_sizes(results), len({run.seed for run in results})
+    buffers, seed_count = buffer_sizes(results), len({run.seed for run in results} | {run.seed for run in failures})
     if buffers:
         rows.append((BUFFER_SIZE_TITLE, [str(buffers[label]) for label in groups]))
     for number in (*NUMBERS, *CLIENT_NUMBERS):
@@ -223,7 +227,7 @@ def _summary(results: Sequence[RunResult], target: float) -> Records:
 
 
 def _shown(results: Sequence[RunResult], target: float) -> Records:
-    rows = dict(summary_rows(results, target, brief=True))
+    rows = dict(summary_rows(results, target, brief=True, failures=getattr(results, "failures", ())))
     for label, *cells in zip(group_by_rule(results), *rows.values(), strict=True):
         yield {"rule": label} | dict(zip(rows, cells, strict=True))
 

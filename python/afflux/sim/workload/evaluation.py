@@ -6,7 +6,7 @@ Only calls import torch.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,8 +99,8 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
         return low - margin <= value <= high + margin
 
     def best(self, values: Iterable[float]) -> float:
-        """Return the best of some values."""
-        return min(values) if self.lower_is_better else max(values)
+        """Return the best of some values; nan counts only if there is nothing else."""
+        return (min if self.lower_is_better else max)((x for x in values if not isnan(x)), default=nan)
 
     def shown(self, values: Iterable[float]) -> "Metric":
         """Return the metric with which tables show these values: values beyond [0, 1] are not shown in per cent."""
