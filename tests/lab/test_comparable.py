@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 import made_runs
 import own_tasks
 from afflux.lab import read_results
+from afflux.lab.results.finished_runs import FailedRun
 from afflux.lab.results.report_html import _compared
 from afflux.lab.results.run_folder import describe_setting
 from afflux.lab.results.run_result import Evaluation, RunResult
@@ -126,7 +127,9 @@ ALIKE = [
 
 @pytest.mark.parametrize(("first", "second", "allow"), ALIKE)
 def test_inputs_that_seeds_or_settings_change_may_differ(first, second, allow):
+    first.failures = (FailedRun("one", 7, "diverged", ""),)
     both = first.merge(second, allow=allow)
+    assert [failure.rule for failure in both.failures] == [both[0].spec.label]
     assert len(both) == len(first) + len(second)
     if allow:  # the setting of each is among those of both, whose inputs differ
         assert len(both.merge(made([2], data="c", clients="c"), allow=allow)) == 3

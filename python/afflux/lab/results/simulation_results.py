@@ -1,7 +1,7 @@
 """The results of a simulation of several rules and seeds: statistics, data frames, figure, run folder."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
@@ -73,8 +73,8 @@ class SimulationResults(tuple[RunResult, ...]):
             known("setting", name, SETTINGS)
         varied = {*self.varied}.union(*(_differing_settings(self, other, allow) for other in others))
         names = [name for name in SETTINGS if name in varied]
-        every = [run for one in (self, *others) for run in _labelled(one, names)]
-        failures = chain.from_iterable(one.failures for one in (self, *others))
+        parts = [_labelled(one, names) for one in (self, *others)]
+        every, failures = list(chain.from_iterable(parts)), chain.from_iterable(one.failures for one in parts)
         for run, count in Counter((run.spec.label, run.seed) for run in every).items():
             if count > 1:
                 raise ConfigError(f"there are {count} runs of {run[0]}, seed {run[1]}: relabel the rule of one first")
@@ -233,11 +233,11 @@ def _differing_inputs(mine: SimulationResults, other: SimulationResults, varied:
     return inputs or ["model"] * ("model" not in varied and sizes[0] != sizes[1])
 
 
-def _labelled(results: SimulationResults, names: Sequence[str]) -> Iterator[RunResult]:
-    """Yield the runs, whose labels contain the values of settings that they do not contain yet."""
-    for run in results:
-        more = "".join(f", {name} {setting_of(run, name)}" for name in names if name not in results.varied)
-        yield _renamed(run, {label: label + more for label in (run.spec.label, run.leader) if label})
+def _labelled(results: SimulationResults, names: Sequence[str]) -> SimulationResults:
+    """Return the results with labels that contain the values of settings which they do not contain yet."""
+    new = [name for name in names if name not in results.varied]
+    more = {run.spec.label: "".join(f", {name} {setting_of(run, name)}" for name in new) for run in results}
+    return results.relabel({label: label + text for label, text in more.items()})
 
 
 def _renamed(run: RunResult, labels: Mapping[str, str]) -> RunResult:
