@@ -214,7 +214,7 @@ def draw_rows(names: Sequence[str], marks: Callable[[Any], None], what: str, tit
     axes.invert_yaxis()
     axes.set_xlabel(what)
     axes.legend(loc="best", frameon=False, fontsize=8)
-    axes.set_title(title, fontsize=9)
+    figure.suptitle(title, fontsize=9)  # over the names, too: a title of the axes would be cut
     figure.savefig(path, dpi=150)
 
 
