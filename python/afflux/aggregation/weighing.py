@@ -14,7 +14,7 @@ from afflux.aggregation.clipping import clip_factors, next_window
 from afflux.aggregation.inner_products import RoundVectors
 from afflux.aggregation.limits import ArrivalError, Limits
 from afflux.aggregation.plane import Slot, Vector
-from afflux.arrays.interop import frozen
+from afflux.arrays.interop import frozen, is_masked
 from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
 from afflux.ops.validation import brief
@@ -317,7 +317,7 @@ def numbers(name: str, field: str, output: object, shape: tuple[int, ...]) -> Fl
         array = np.asarray(output)
         if array.dtype.kind not in "fiub":
             raise TypeError(f"of {array.dtype}")
-        if isinstance(output, np.ma.MaskedArray):
+        if isinstance(output, np.ndarray) and is_masked(output):
             raise TypeError("masked")
     except (TypeError, ValueError) as error:
         raise AffluxError(f"[{name}] weigh gave {field} {output!r}, must be numbers ({error})") from None
