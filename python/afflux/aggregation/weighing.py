@@ -228,7 +228,7 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         # Weights that the rule has divided by their sum already add up to 1, up to rounding, and stay as they are.
         if total != 0 and abs(total - 1.0) > count * float_info.epsilon:
             vectors, rule_vectors = frozen(vectors / total, np.float64), rule_vectors / total
-    if not isinstance(weights.skip, bool | np.bool):
+    if not isinstance(weights.skip, (bool, np.bool)):  # no union, which each call would make
         raise AffluxError(f"[{name}] weigh gave skip {brief(weights.skip)}, must be True or False")
     if weights.rejected:
         _check_rejected(name, arrivals, weights.rejected, values)
@@ -317,7 +317,7 @@ def numbers(name: str, field: str, output: object, shape: tuple[int, ...]) -> Fl
         array = np.asarray(output)
         if array.dtype.kind not in "fiub":
             raise TypeError(f"of {array.dtype}")
-        if isinstance(output, np.ndarray) and is_masked(output):
+        if array is not output and isinstance(output, np.ndarray) and is_masked(output):
             raise TypeError("masked")
     except (TypeError, ValueError) as error:
         raise AffluxError(f"[{name}] weigh gave {field} {output!r}, must be numbers ({error})") from None
