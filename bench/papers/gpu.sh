@@ -8,7 +8,7 @@
 #   DEVICE=cpu, JOBS=2 and OUT=FOLDER in the environment replace cuda, 8 and docs/results
 set -u
 data=${1:?usage: $0 DATA_FOLDER [SECONDS] [TABLE ...]}
-end=$((SECONDS + ${2:-1680}))
+end=$((SECONDS + ${2:-1680})) status=0
 [ $# -gt 2 ] && tables=("${@:3}") || tables=(ca2fl-images fadas-figure1b-f ca2fl-figure5 ca2fl-figure4 ca2fl-figure6)
 if command -v nvidia-cuda-mps-control > /dev/null && nvidia-cuda-mps-control -d; then
     trap 'echo quit | nvidia-cuda-mps-control' EXIT # the multi-process service, without which processes take turns
@@ -18,5 +18,11 @@ for table in "${tables[@]}"; do
     [ "$left" -gt 0 ] || break
     # SIGTERM makes a checkpoint, which takes some seconds.
     timeout --kill-after=60 "$left" python -m bench.papers run "$table" --data-dir "$data" --device "${DEVICE:-cuda}" \
-        --jobs "${JOBS:-8}" --out "${OUT:-docs/results}" || echo "$table ended with $?"
+        --jobs "${JOBS:-8}" --out "${OUT:-docs/results}"
+    code=$?
+    if [ "$code" -ne 0 ] && [ "$code" -ne 124 ]; then # 124: the time is over
+        echo "$table ended with $code" >&2
+        status=1
+    fi
 done
+exit "$status"

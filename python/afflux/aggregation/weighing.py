@@ -218,9 +218,9 @@ def checked_weights(rule: Rule, arrivals: Arrivals) -> Weights:
         i = min(reasons)
         message = f"[{name}] weigh gave client {brief(arrivals.client_ids[i])} the weight {values[i]}, must be finite"
         raise ArrivalError(message, reasons)
-    coefficients = weights.rule_vectors
-    given = type(coefficients) is not tuple or len(coefficients) > 0
-    rule_vectors = numbers(name, "rule_vectors", coefficients, (vector_count,)) if given else _NO_NUMBERS
+    coefficients, rule_vectors = weights.rule_vectors, _NO_NUMBERS
+    if type(coefficients) is not tuple or coefficients:
+        rule_vectors = numbers(name, "rule_vectors", coefficients, (vector_count,))
     if rule.calibrate.cached:
         total = ordered_sum(values)
         if not -inf < total < inf or (total == 0 and vectors.any()):

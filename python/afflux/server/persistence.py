@@ -273,11 +273,11 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputA
     except BusyError:  # the arrivals that the state replaces are in the slots
         arrivals, uncounted = arrivals_of(saved, aggregator, partial(plane.reserve, counted=False)), True
     rule_vectors = {name: plane.vector(np.asarray(vector)) for name, vector in saved.state.rule_vectors.items()}
-    constants = _saved_constants(state)
+    constants = _saved_constants(state)  # before the version, which with inplace is the server's own params
+    new_state = structs.replace(saved.state, waiting=arrivals, rule_vectors=rule_vectors)
+    install = partial(_install, aggregator, adapter, new_state, constants)
     aggregator.make_room()
     before = admission.current
-    made = {"waiting": arrivals, "rule_vectors": rule_vectors}
-    install = partial(_install, aggregator, adapter, constants, saved.state, **made)
     try:
         new_state = install()
     except BaseException:  # an interrupt: with inplace the server's own params may be those of the state
@@ -290,10 +290,10 @@ def load_state(aggregator: Aggregator, state: Mapping[str, Any], adapter: InputA
 
 
 def _install(
-    aggregator: Aggregator, adapter: InputAdapter, constants: Constants | None, state: ServerState, **made: Any
+    aggregator: Aggregator, adapter: InputAdapter, state: ServerState, constants: Constants | None
 ) -> ServerState:
-    """Make a saved state, with the vectors that were made for it, that of a server; return it. May be repeated."""
-    state = structs.replace(state, current=_in_plane(aggregator.plane, state.current, "load_state_dict"), **made)
+    """Make a saved state, whose params are an array of NumPy, that of a server; return it. May be repeated."""
+    state = structs.replace(state, current=_in_plane(aggregator.plane, state.current, "load_state_dict"))
     aggregator.admission.load(state)
     if constants is not None:
         adapter.constants.replace(constants)
