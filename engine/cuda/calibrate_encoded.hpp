@@ -22,7 +22,7 @@ template <class P, class U, class Format>
 struct EncodedBody {
   static constexpr int kThreads = Format::kThreads;
   static constexpr bool kReadsAhead = Format::kReadsAhead;
-  static constexpr int kBlocksTogether = kReadsAhead ? 0 : sizeof(P) + sizeof(U) <= 2 * sizeof(float) ? 3 : 2;
+  static constexpr int kBlocksTogether = sizeof(P) + sizeof(U) <= 2 * sizeof(float) ? 3 : 2;
 
   struct Shared {
     EncodedArrival arrivals[kPrepared];  // with the tile's places in the vectors and rows
@@ -46,12 +46,18 @@ struct EncodedBody {
     return arrival;
   }
 
-  // Adds arrival k: v += w (now - factor h);  S += q - h if the row is replaced. `now` is the update, or q.
-  template <class Coder, class Block, class Arrivals, class Each>
+  // Adds arrival k: v += w (now - factor h);  S += q - h if the row is replaced. `now` is the update, or q. kCommon:
+  // see is_common.
+  template <class Coder, bool kCommon, class Block, class Arrivals, class Each>
   AFFLUX_DEVICE void add(const Block& block, Shared& shared, const Tile& tile, int k, Arrivals& arrivals, Each& v,
                          Each& sum) const {
     const EncodedArrival& from = shared.arrivals[k];
-    const bool quantize = sweep.pass.calibrate.quantize_direction, replaces = from.has(EncodedArrival::kNewRow);
+    const bool quantize = !kCommon && sweep.pass.calibrate.quantize_direction;
+    const bool replaces = kCommon || from.has(EncodedArrival::kNewRow);
+    const bool has_weight = kCommon || from.has(EncodedArrival::kWeight);
+    const double factor = kCommon ? 1.0 : sweep.pass.calibrate.factor;
+    unsigned char* const new_row = from.new_row;
+    if (kCommon && new_row == nullptr) __builtin_unreachable();
     typename Block::template Each<typename Coder::Read> row;
     typename Block::template Each<Vector4<float>> x, old, renewed;
     block.each_alone([&](int thread) {
@@ -59,11 +65,9 @@ struct EncodedBody {
       row[thread] = arrivals[thread].old;
       old[thread] = renewed[thread] = {};
     });
-    if (from.has(EncodedArrival::kRow)) Coder::decode(block, shared.format, tile, from.heads, k, row, old);
-    if (quantize || replaces) Coder::encode(block, shared.format, tile, from.heads, k, x, from.new_row, renewed);
+    if (kCommon || from.has(EncodedArrival::kRow)) Coder::decode(block, shared.format, tile, from.heads, k, row, old);
+    if (quantize || replaces) Coder::encode(block, shared.format, tile, from.heads, k, x, new_row, renewed);
     block.each_alone([&](int thread) {
-      const double factor = sweep.pass.calibrate.factor;
-      const bool has_weight = from.has(EncodedArrival::kWeight);
       AFFLUX_UNROLL_ON_DEVICE
       for (int j = 0; j < kFour; ++j) {
         const double h = old[thread].at[j], q = renewed[thread].at[j];
@@ -79,7 +83,7 @@ struct EncodedBody {
   }
 
   // Adds `count` arrivals. With kReadsAhead, each is read while the one before it is processed.
-  template <class Coder, class Block, class Each>
+  template <class Coder, bool kCommon, class Block, class Each>
   AFFLUX_DEVICE void add_all(const Block& block, Shared& shared, const Tile& tile, const EncodedArrival* arrivals,
                              int count, Each& v, Each& sum) const {
     block.each([&](int thread) {
@@ -99,7 +103,7 @@ struct EncodedBody {
       } else {
         read_to(now, k);
       }
-      add<Coder>(block, shared, tile, k, now, v, sum);
+      add<Coder, kCommon>(block, shared, tile, k, now, v, sum);
     }
     block.each([&](int) {});  // afterwards shared memory may hold other arrivals
   }
@@ -119,6 +123,8 @@ struct EncodedBody {
     const Pass& pass = sweep.pass;
     const Calibrate& stage = pass.calibrate;
     const Tile tile = tile_at<Format>(stage.codec.coding, block.index, pass.params.size, sweep.aligned);
+    Tile whole = tile;
+    whole.full = whole.whole = true;
     const bool weighted = formula::weighs_differences(stage.kind);
     typename Block::template Each<Doubles> v, sum;
     block.each_alone([&](int thread) { v[thread] = sum[thread] = {}; });
@@ -130,8 +136,12 @@ struct EncodedBody {
     Format::with_coder(stage.codec.bits, [&](auto coder) {
       for (std::int64_t first = 0; first < sweep.arrivals.size; first += kPrepared) {
         const std::int64_t left = sweep.arrivals.size - first;
-        add_all<decltype(coder)>(block, shared, tile, sweep.arrivals.data + first,
-                                 left < kPrepared ? static_cast<int>(left) : kPrepared, v, sum);
+        const EncodedArrival* const arrivals = sweep.arrivals.data + first;
+        const int count = left < kPrepared ? static_cast<int>(left) : kPrepared;
+        if (kReadsAhead && sweep.common && tile.whole)
+          add_all<decltype(coder), true>(block, shared, whole, arrivals, count, v, sum);
+        else
+          add_all<decltype(coder), false>(block, shared, tile, arrivals, count, v, sum);
       }
     });
     each_span(block, tile, [&](int thread, const auto& span) {

@@ -49,12 +49,21 @@ inline std::vector<EncodedArrival> encoded_arrivals(const Pass& pass, const RowH
   return arrivals;
 }
 
+// Returns true if each arrival has a weight and a new row, and the direction takes updates and rows as they are.
+inline bool is_common(const Calibrate& stage, const std::vector<EncodedArrival>& arrivals) {
+  constexpr std::uint32_t kBoth = EncodedArrival::kNewRow | EncodedArrival::kWeight;
+  bool common = stage.factor == 1.0 && !stage.quantize_direction;
+  for (const EncodedArrival& arrival : arrivals) common = common && (arrival.uses & kBoth) == kBoth;
+  return common;
+}
+
 // The arguments of the kernels of apply: a pass whose lists are all on the device.
 struct Sweep {
   Pass pass;
   List<EncodedArrival> arrivals;
   Renewal renewal;
   StagedStep step;
+  bool common;          // true for rounds of most rules with encoded rows: is_common
   bool aligned;         // true if all vectors are aligned to 16 bytes
   std::int32_t* sound;  // set to 0 if a result is not valid (see afflux::apply)
 };
@@ -117,6 +126,7 @@ class StagedPass {
     sweep_.arrivals = {staging.at<const EncodedArrival>(kept_arrivals), count};
     sweep_.renewal = {staging.at<const std::uint8_t>(kept_columns), stays(pass)};
     sweep_.step = staged_step(pass);
+    sweep_.common = is_common(pass.calibrate, arrivals);
     sweep_.aligned = is_aligned(pass);
     sweep_.sound = executor.flag();
   }
