@@ -157,6 +157,7 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 NOT_NEGATIVE = st.floats(0, 1e300)
 POSITIVE = st.floats(1e-300, 1e300)
 BELOW_ONE = st.floats(0, 1, exclude_max=True)
+ONE_OR_LESS = st.floats(0, 1)
 LAWS = {
     "constant": st.builds(Constant),
     "inverse": st.builds(Inverse),
@@ -175,15 +176,16 @@ SCHEDULES = {
 }
 ANY_LAW, RATES = st.one_of(*LAWS.values()), FINITE | st.one_of(*SCHEDULES.values())
 #: The fields of `CosineSelection`.
-SELECTION = [FINITE, FINITE, FINITE, st.none() | POSITIVE | st.just(inf), POSITIVE, st.none() | ANY_LAW, st.booleans()]
-SELECTION += [st.sampled_from(["estimate", "aggregate"]), st.none() | FINITE, st.none() | st.integers(0, 2**70)]
+SELECTION = [ONE_OR_LESS, FINITE, FINITE, st.none() | POSITIVE | st.just(inf), POSITIVE, st.none() | ANY_LAW]
+SELECTION += [st.booleans(), st.sampled_from(["estimate", "aggregate"]), st.none() | FINITE]
+SELECTION += [st.none() | st.integers(0, 2**70)]
 WEIGH = {
     "uniform": st.builds(Uniform),
     "examples": st.builds(Examples),
     "given": st.builds(Given, st.text("ab/_é 1", min_size=1, max_size=64)),
     "staleness": st.builds(Staleness, ANY_LAW, st.sampled_from(["count", "weights", None]), FINITE, st.booleans()),
     "version_means": st.builds(VersionMeans, ANY_LAW),
-    "gradient_scheduling": st.builds(GradientScheduling, FINITE),
+    "gradient_scheduling": st.builds(GradientScheduling, ONE_OR_LESS),
     "score_test": st.builds(ScoreTest, NOT_NEGATIVE, NOT_NEGATIVE, NOT_NEGATIVE, st.booleans()),
     "cosine_selection": st.builds(CosineSelection, *SELECTION),
     "delayed_nesterov": st.builds(DelayedNesterov, st.integers(1, 2**53), BELOW_ONE),
@@ -207,7 +209,7 @@ DIRECTIONS, DIVISORS = st.sampled_from(["difference", "mean"]), st.sampled_from(
 ROWS = st.one_of(
     st.builds(Calibrate, st.booleans(), DIRECTIONS, DIVISORS, st.none() | CODEC),
     st.builds(lambda codec: Calibrate(True, codec=codec, quantize_direction=True), ROUNDED),
-    st.builds(lambda factor: Calibrate(True, factor=factor), st.floats(0, 1)),
+    st.builds(lambda factor: Calibrate(True, factor=factor), ONE_OR_LESS),
 )
 
 

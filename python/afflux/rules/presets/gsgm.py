@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from afflux.ops.validation import check_fields, finite
+from afflux.ops.validation import check_fields, one_or_less
 from afflux.rules.calibration import NONE
 from afflux.rules.optimizers import Sgd
 from afflux.rules.registry import register
@@ -34,7 +34,7 @@ class GradientScheduling:
     needs: ClassVar[Needs] = Needs(rule_vectors=("momentum", "pass_sum"), scalars={"rounds_in_pass": 0.0}, passes=True)
 
     def __post_init__(self) -> None:
-        check_fields(self, finite, "alpha")
+        check_fields(self, one_or_less, "alpha")
 
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""

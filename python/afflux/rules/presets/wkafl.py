@@ -28,6 +28,7 @@ from afflux.ops.validation import (
     integer,
     not_negative,
     one_of,
+    one_or_less,
     optional,
     positive,
     positive_or_inf,
@@ -81,7 +82,8 @@ class CosineSelection:
     needs: ClassVar[Needs] = Needs(inner=True, rule_vectors=("estimate",), scalars={"stage": 1.0})
 
     def __post_init__(self) -> None:
-        check_fields(self, finite, "alpha", "sim_min", "beta")
+        check_fields(self, one_or_less, "alpha")
+        check_fields(self, finite, "sim_min", "beta")
         check_fields(self, optional(positive_or_inf), "clip")
         check_fields(self, positive, "stage_two_clip")
         check_fields(self, optional(a_law), "law")
@@ -227,7 +229,7 @@ def wkafl(
     one more where a norm exceeds `clip`.
     """
     # Checked here, because an ablation does not use them.
-    alpha, gamma = finite("wkafl", "alpha", alpha), not_negative("wkafl", "gamma", gamma)
+    alpha, gamma = one_or_less("wkafl", "alpha", alpha), not_negative("wkafl", "gamma", gamma)
     clip = optional(positive_or_inf)("wkafl", "clip", clip)
     staleness, momentum = flag("wkafl", "staleness", staleness), flag("wkafl", "momentum", momentum)
     weigh = CosineSelection(
