@@ -62,7 +62,7 @@ def test_new_params_of_a_tree_with_buffers():
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (np.ones(4), "has 4 elements, params has 5"),
+        (np.ones(4), r"\[set_params\] params has 4 elements, the server's params have 5$"),
         (np.ones(D) * np.nan, r"\[set_params\] params has a non-finite value at index 0"),
         (np.ones(D) * 3e38, "a value beyond 1.7e.38, half of the largest float32"),
         (np.ones(D, int), "is int64, expected"),

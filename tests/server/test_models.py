@@ -150,7 +150,7 @@ def test_pull_into_everything(inplace):
 def test_what_does_not_fit_the_params():
     model = {name: value.detach() for name, value in module().named_parameters()}
     server, flat = Server(fedavg(), model), Server(fedavg(), np.zeros(2, np.float32))
-    check_error("it has 4 elements, params has 34", server.pull, out=np.zeros(4, np.float32))
+    check_error("it has 4 elements, the server's params have 34", server.pull, out=np.zeros(4, np.float32))
     check_error(r"\[pull\] out: .* is int64", server.pull, out=np.zeros(34, np.int64))
     check_error(r"\[pull\] out: .*(read-only|strided)", server.pull, out=np.broadcast_to(np.float32(0), 34))
     check_error(r"\[pull\] out: .* lacks", server.pull, out={"w": np.zeros(34)})

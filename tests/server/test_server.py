@@ -137,7 +137,7 @@ BAD_PUSHES = [
     (dict(client=2**64, update=vector(), version=0), r"client_id is 18446744073709551616, .* fit into 64 bits"),
     (dict(client=-(2**63) - 1, update=vector(), version=0), r"client_id is -9.*809, .* fit into 64 bits"),
     (dict(client=10**5000, update=vector(), version=0), r"client_id is of type int, which does not fit"),
-    (dict(client=1, update=np.ones(D + 1), version=0), r"client 1's update has 6 elements, params has 5"),
+    (dict(client=1, update=np.ones(D + 1), version=0), r"client 1's update has 6 elements, the server's params have 5"),
     (dict(client=1, update=np.ones((D, 1)), version=0), r"client 1's update has shape \(5, 1\), expected \(d,\)"),
     (dict(client=1, update=[1.0] * D, version=0), r"client 1's update is a list"),
     (dict(client=1, update=np.ones(D, np.int64), version=0), r"client 1's update: .* expected float32"),

@@ -127,7 +127,7 @@ class InputAdapter:
                 raise AffluxError(f"{subject}: {error}") from None
         size = length(subject, vector)
         if size != self.size:
-            raise AffluxError(f"{subject} has {size} elements, params has {self.size}")
+            raise AffluxError(f"{subject} has {size} elements, the server's params have {self.size}")
         return vector
 
     def ingest(
@@ -373,7 +373,7 @@ class InputAdapter:
                 ingest(params, out, threads)  # many times as fast as what follows, for short vectors
             elif not is_tree(out):
                 if length("out", out) != self.size:
-                    raise AffluxError(f"it has {length('out', out)} elements, params has {self.size}")
+                    raise AffluxError(f"it has {length('out', out)} elements, the server's params have {self.size}")
                 write = Write(_flat_places(self.size), params, [out])
                 write_all([write], num_threads=threads, check=check, finite=True)
             elif layout is None:
