@@ -20,7 +20,7 @@ from afflux.sim import ConfigError, DivergedError, classification, partitioned, 
 from afflux.sim.workload.config import SimConfig
 from conftest import check_error, check_refused
 
-RULES_AS_TEXT = r"a string such as 'fedbuff:buffer_size=10', or 'FILE\.py:FUNCTION'"
+RULES_AS_TEXT = r"a string such as 'fedbuff:buffer_size=10', 'LABEL=fedbuff', or 'FILE\.py:FUNCTION'"
 TWO_ARRAYS = r"divide the examples by partitioned\(x, y, num_clients=\.\.\.\)"
 WRONG_TRAINING = r"training <lambda>\(.*\) must take \(model, data, rng\): "
 
@@ -151,6 +151,7 @@ def test_data_frames_are_divided_like_arrays():
         (lambda: simulation(clients=(own_tasks.X, own_tasks.Y)), TWO_ARRAYS),
         (lambda: simulation(clients=(np.asarray(own_tasks.X), np.asarray(own_tasks.Y))), TWO_ARRAYS),
         (lambda: simulation(rules=3), "a rule is of type int, must be a string such as"),
+        (lambda: simulation(rules={"fedbuff": "a"}), f"a rule is of type dict, must be {RULES_AS_TEXT}"),
         (lambda: simulation(rules=None), "a rule is of type NoneType, must be a string such as"),
         (lambda: simulation(rules=rules.fedbuff), "a rule is of type function, must be a string such as"),
         (lambda: simulation(rounds=1.5), "rounds is 1.5, must be a whole number"),

@@ -50,7 +50,7 @@ Rules = str | RuleSpec | Sequence[str | RuleSpec]
 _LOGGER = logging.getLogger("afflux")
 #: Settings that are set by other arguments of `Simulation`.
 _GIVEN_OTHERWISE = ("task", "data", "data_dir", "model", "partition", "alpha", "classes", "num_clients")
-_TEXT = "a string such as 'fedbuff:buffer_size=10', or 'FILE.py:FUNCTION' for a rule of your own"
+_TEXT = "a string such as 'fedbuff:buffer_size=10', 'LABEL=fedbuff', or 'FILE.py:FUNCTION' for a rule of your own"
 
 
 def rules_by_name(rules: Rules, common: Mapping[str, Any] | None = None) -> list[RuleSpec]:
@@ -59,7 +59,7 @@ def rules_by_name(rules: Rules, common: Mapping[str, Any] | None = None) -> list
     Raises:
         ConfigError: an unknown rule or option, a bad value, a rule that is given twice, or something else than a rule.
     """
-    specs = [rules] if isinstance(rules, str) or not isinstance(rules, Iterable) else [*rules]
+    specs = [rules] if isinstance(rules, str | Mapping) or not isinstance(rules, Iterable) else [*rules]
     for rule in specs:
         if not isinstance(rule, str | RuleSpec):
             raise ConfigError(f"a rule is of type {type(rule).__name__}, must be {_TEXT}")
