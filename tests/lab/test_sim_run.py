@@ -260,6 +260,8 @@ def test_rules_are_read_from_text():
         ("fedbuff:server_lr=1:server_lr=2", "rule fedbuff:server_lr=1:server_lr=2: server_lr is given twice"),
         ("fedbuff:staleness=polynomial(0.5", r"staleness: 'polynomial\(0.5' has no closing bracket"),
         ("fedbuff:staleness=polynomial0.5)", r"unknown staleness function 'polynomial0.5\)'"),
+        ("fedbuff:staleness=hinge(10,4,3)", r"staleness: 'hinge\(10,4,3\)': hinge takes a, b$"),
+        ("fedbuff:staleness=constant(1)", r"staleness: 'constant\(1\)': constant takes no arguments$"),
         ("fedbuff:staleness=hinge(10,,4)", "staleness: '' is not a number"),
         ("fedbuff:buffer_size=1.5", "buffer_size: '1.5' is not an int"),
         ("fedbuff:staleness=cubic", "unknown staleness function 'cubic'; known: constant, exponential, hinge"),

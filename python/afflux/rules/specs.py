@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from math import isfinite
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 from afflux.ops.errors import ConfigError
 from afflux.ops.validation import known
@@ -237,5 +237,10 @@ def _law(text: str) -> StalenessLaw:
     if bracket and not listed.endswith(")"):
         raise ValueError(f"{text!r} has no closing bracket")
     numbers = listed.removesuffix(")")
-    law: StalenessLaw = laws[name].cls(*(_number(float, number) for number in numbers.split(",") if numbers))
-    return law
+    arguments = [_number(float, number) for number in numbers.split(",") if numbers]
+    parameters = inspect.signature(laws[name].cls)
+    try:
+        parameters.bind(*arguments)
+    except TypeError:
+        raise ValueError(f"{text!r}: {name} takes {', '.join(parameters.parameters) or 'no arguments'}") from None
+    return cast(StalenessLaw, laws[name].cls(*arguments))
