@@ -451,14 +451,21 @@ def test_on_step_finds_no_slot_and_no_older_version_in_use():
     assert held == [(0, 1)]
 
 
-def test_a_rule_that_reads_norms_says_so():
-    """Else its bits would depend on whether a vector was copied."""
-
-    rule = replace(fedbuff(buffer_size=1), weigh=lambda arrivals: 1.0 / arrivals.norms)
+@pytest.mark.parametrize(
+    ("weigh", "message"),
+    [
+        (lambda arrivals: 1.0 / arrivals.norms, r"norms are for rules .* needs = Needs\(norms=True\)"),
+        (lambda arrivals: arrivals.gram[0], r"gram is for rules .* needs = Needs\(gram=True\)"),
+        (lambda arrivals: arrivals.facts["q"], r"fact 'q' is for rules .* Needs\(facts=\('q',\)\)"),
+    ],
+)
+def test_a_rule_that_reads_what_it_does_not_need_says_so(weigh, message):
+    """Else its bits would depend on whether a vector was copied, and its errors would not name what it lacks."""
+    rule = replace(fedbuff(buffer_size=1), weigh=weigh)
     server = Server(rule, np.zeros(3))
     before = server.state_dict()
     for call in (server.push, lambda **one: server.step([one])):
-        with pytest.raises(AffluxError, match=r"norms are for rules whose weigh part has needs = Needs\(norms=True\)"):
+        with pytest.raises(AffluxError, match=message):
             call(client=7, update=np.ones(3, np.float32), version=0)
     assert (server.version, server.arrivals_waiting) == (0, 0)
     assert server.params.tobytes() == before["arrays"]["params"].tobytes()

@@ -25,7 +25,7 @@ from afflux.aggregation.weighing import decide
 from afflux.arrays.interop import frozen
 from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
-from afflux.rules.rule import EXAMPLES, Arrivals, Float64, Kind, Rule, Scalars, Weights
+from afflux.rules.rule import EXAMPLES, Arrivals, FactColumns, Float64, Kind, Rule, Scalars, Weights
 
 
 class RoundStart(Struct, frozen=True, eq=False):
@@ -226,10 +226,10 @@ def _arrivals(
 ) -> Arrivals:
     """Return the facts about a buffer in canonical order for the rule."""
     client_ids, versions, staleness, num_examples, losses, norms, local_steps = columns
-    facts: dict[str, Float64] = {}
+    facts = FactColumns()
     if before.fact_names:
         by_arrival = [dict(arrival.facts) for arrival in ordered]
-        facts = {name: frozen([row.get(name, nan) for row in by_arrival], np.float64) for name in before.fact_names}
+        facts |= {name: frozen([row.get(name, nan) for row in by_arrival], np.float64) for name in before.fact_names}
         if any(EXAMPLES in row for row in by_arrival):
             counts = [by_arrival[i].get(EXAMPLES, arrival.num_examples) for i, arrival in enumerate(ordered)]
             num_examples = frozen(counts, np.float64)

@@ -18,7 +18,7 @@ from afflux.arrays.interop import frozen, is_masked
 from afflux.ops.errors import AffluxError
 from afflux.ops.exact import ordered_sum
 from afflux.ops.validation import brief
-from afflux.rules.rule import Arrivals, Float64, Rule, Weights
+from afflux.rules.rule import Arrivals, FactColumns, Float64, Rule, Weights
 
 
 class RoundWeights(Struct, frozen=True, eq=False):
@@ -129,8 +129,8 @@ def _fails_without_clients(rule: Rule, arrivals: Arrivals, limits: Limits) -> bo
         losses=_neutral(arrivals.losses),
         measured_norms=frozen(ones[:count], np.float64),
         local_steps=frozen(np.minimum(arrivals.local_steps, 1), np.int64),
-        facts={name: _neutral(fact) for name, fact in arrivals.facts.items()},
-        gram=None if arrivals.gram is None else frozen(np.ones((len(ones), len(ones))), np.float64),
+        facts=FactColumns({name: _neutral(fact) for name, fact in arrivals.facts.items()}),
+        gram_matrix=None if arrivals.gram_matrix is None else frozen(np.ones((len(ones), len(ones))), np.float64),
         inner_sweep=None if arrivals.inner_sweep is None else vectors,
     )
     try:
@@ -150,7 +150,7 @@ def _inner_of_ones(
 
 def _selected(arrivals: Arrivals, places: Sequence[int], vectors: RoundVectors | None) -> Arrivals:
     """Return the arrivals at these indices; `vectors` are theirs."""
-    gram = arrivals.gram
+    gram = arrivals.gram_matrix
     if gram is not None:
         vector_count = len(gram) - len(arrivals)
         rows = [*range(vector_count), *(vector_count + i for i in places)]
@@ -159,9 +159,9 @@ def _selected(arrivals: Arrivals, places: Sequence[int], vectors: RoundVectors |
         name: frozen(getattr(arrivals, name)[places], getattr(arrivals, name).dtype)
         for name in ("versions", "staleness", "num_examples", "losses", "measured_norms", "local_steps")
     }
-    facts = {name: frozen(own[places], np.float64) for name, own in arrivals.facts.items()}
+    facts = FactColumns({name: frozen(own[places], np.float64) for name, own in arrivals.facts.items()})
     client_ids = tuple([arrivals.client_ids[i] for i in places])
-    return replace(arrivals, client_ids=client_ids, gram=gram, inner_sweep=vectors, facts=facts, **columns)
+    return replace(arrivals, client_ids=client_ids, gram_matrix=gram, inner_sweep=vectors, facts=facts, **columns)
 
 
 def _clipped(

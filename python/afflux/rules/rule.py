@@ -61,6 +61,13 @@ class InnerSweep(Protocol):
         ...
 
 
+class FactColumns(dict[str, Float64]):
+    """`Arrivals.facts`."""
+
+    def __missing__(self, name: str) -> Float64:
+        raise AffluxError(f"[Arrivals] fact {name!r} is for rules whose weigh part has Needs(facts=({name!r},))")
+
+
 class Arrivals(Struct, frozen=True, eq=False):
     """The facts about a full buffer, frozen, in canonical order: by client (see `client_order`), pulled version and
     join.
@@ -74,13 +81,14 @@ class Arrivals(Struct, frozen=True, eq=False):
         losses: (M,) float64, as reported by the clients; NaN if not reported.
         measured_norms: (M,) float64, Euclidean norms of the pushed vectors for reports; NaN for vectors that a step
             reads where they are. For a rule there is `norms`.
-        gram: (R + M, R + M) float64, inner products of rule vectors and vectors, if the rule needs them.
+        gram_matrix: what `gram` returns; None if the rule does not need it.
         scalars: the rule's own numbers after the last round.
         ends_pass: under gradient scheduling: this round is the last one of its pass over all clients.
         inner_sweep: the function that `inner` calls, if the rule needs it.
         local_steps: (M,) int64, as reported by the clients (push(local_steps=...)); 0 if not reported.
         facts: by name, (M,) float64, the facts that `Needs(facts=...)` and `Server(facts=...)` list, as the clients
             have pushed them (push(facts=...)). NaN where a client has not given one; none of those in `Needs` is NaN.
+            Another name raises AffluxError.
         reads_norms: whether the rule needs norms.
     """
 
@@ -91,12 +99,12 @@ class Arrivals(Struct, frozen=True, eq=False):
     num_examples: Int64 | Float64
     losses: Float64
     measured_norms: Float64
-    gram: Float64 | None = None
+    gram_matrix: Float64 | None = None
     scalars: Scalars = struct_field(default_factory=dict)
     ends_pass: bool = False
     inner_sweep: InnerSweep | None = None
     local_steps: Int64 = struct_field(default_factory=lambda: np.zeros(0, np.int64))
-    facts: Mapping[str, Float64] = struct_field(default_factory=dict)
+    facts: Mapping[str, Float64] = struct_field(default_factory=FactColumns)
     reads_norms: bool = False
 
     def __len__(self) -> int:
@@ -113,6 +121,17 @@ class Arrivals(Struct, frozen=True, eq=False):
         if not self.reads_norms:
             raise AffluxError("[Arrivals] norms are for rules whose weigh part has needs = Needs(norms=True)")
         return self.measured_norms
+
+    @property
+    def gram(self) -> Float64:
+        """(R + M, R + M) float64, inner products of rule vectors and vectors, if the rule needs them.
+
+        Raises:
+            AffluxError: the rule's needs do not have `gram`.
+        """
+        if self.gram_matrix is None:
+            raise AffluxError("[Arrivals] gram is for rules whose weigh part has needs = Needs(gram=True)")
+        return self.gram_matrix
 
     def inner(
         self,

@@ -46,7 +46,6 @@ class Krum:
     def __call__(self, arrivals: Arrivals, /) -> Weights:
         """See the class."""
         count, gram = len(arrivals), arrivals.gram
-        assert gram is not None  # needs.gram
         near, weights = max(count - self.byzantine - 2, 1), np.zeros(count)
         if self.byzantine and count < 2 * self.byzantine + 3:
             why = f"{count} arrivals, fewer than {2 * self.byzantine + 3}"
