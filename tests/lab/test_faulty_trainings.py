@@ -70,6 +70,18 @@ def test_they_are_counted(tmp_path, caplog):
     assert f"{len(faulty)} of 40 arrivals are faulty" in last
 
 
+def test_the_server_logs_what_a_training_raised(caplog):
+    """Not a loss, which there never was."""
+    calls = count()
+
+    def fails_at_first(model, data, rng):
+        return (1.0 if next(calls) else 1 / 0), 1, 1
+
+    simulation(training=fails_at_first).run()
+    (text,) = [text for text in caplog.messages if text.startswith("[push]")]
+    assert re.search(r"loss is 'of a training that raised ZeroDivisionError: division by", text), text
+
+
 def test_a_pass_ends_without_the_clients_whose_updates_are_faulty(tmp_path):
     made = simulation(rules="gsgm:buffer_size=4", selection="blocked-until-pass-ends", arrivals=36)
     (result,) = run_paired([made.jobs[0].spec], 0, made.config, output=tmp_path, task=made.task)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -134,8 +134,7 @@ class EventLoop:
         trained = self._training.take(event.sequence, sent)
         if (attack := self._attacks.get(sent.client)) is not None:
             trained = trained._replace(update=attack(trained.update))
-        pairs = zip(self._servers, models, strict=True)
-        receipts = tuple(self._push_to(server, model, event, trained) for server, model in pairs)
+        receipts = tuple(self._push_to(*pair, event, trained) for pair in zip(self._servers, models, strict=True))
         if self._controls is not None and sent.shift is not None and np.isfinite(trained.update).all():
             gradient = trained.update / np.float32(-self._client_lr * trained.steps)
             self._controls.record_gradient(sent.client, gradient, sent.shift)
@@ -152,12 +151,14 @@ class EventLoop:
         return PushedUpdate(self._arrivals - 1, event, sent, trained, versions, receipts)
 
     def _push_to(self, server: Server, model: Pulled, event: Arrival, trained: TrainingResult) -> Receipt:
+        # The server records that a training raised by an error about its loss.
+        loss: Any = f"of a training that raised {trained.fault}" if trained.fault else trained.loss
         receipt = server.push(
             client=event.client,
             version=model,
             update=trained.update,
             num_examples=trained.num_examples or 1,  # a push with 0 examples would be "empty"
-            loss=trained.loss if trained.loss is None or math.isfinite(trained.loss) else math.nan,
+            loss=loss,
             client_lr=self._client_lr,
             local_steps=trained.steps or 1,
             buffers=trained.buffers,
