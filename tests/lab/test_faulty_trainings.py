@@ -15,6 +15,7 @@ import made_runs
 import own_tasks
 from afflux.aggregation.limits import RoundError
 from afflux.lab import read_audit_log
+from afflux.lab.results.run_folder import describe_setting
 from afflux.lab.runs import run_record, workers
 from afflux.rules.specs import parse_rule
 from afflux.sim import TrainingError, scaffold
@@ -119,6 +120,24 @@ def test_numbers_of_a_rule_that_could_overflow_end_its_run_alone(caplog):
     assert [str(failure) for failure in results.failures] == ["wrong, seed 0 diverged"]
     assert "wrong, seed 0 diverged: [fedbuff] with lr 1e+30 and weights" in caplog.text
     check_error("could overflow", simulation(rules=wrong).run, error=RoundError)
+
+
+def test_the_heading_counts_the_seeds_that_paired_rules_share():
+    calls = count()
+
+    def fails_in_the_second_run(model, data, rng):
+        return (1 / (next(calls) - 50) and 1.0), 1, 1
+
+    rules = ["fedbuff:buffer_size=3", "fedasync"]
+    results = simulation(
+        training=fails_in_the_second_run, rules=rules, seeds=[0, 1, 2], paired=True, faults="raise"
+    ).run()
+    (failure,) = map(str, results.failures)
+    assert failure == "fedbuff:buffer_size=3 + fedasync, seed 1 failed"
+    text = describe_setting(results.config, results, results.failures)
+    assert text.endswith(f", 2 of 3 seeds, all on the updates of fedbuff:buffer_size=3; {failure}")
+    assert [row.seeds for row in results.paired_differences()] == [2]
+    assert ", 2 seeds, " in describe_setting(results.config, results)
 
 
 class UnreadableError(Exception):

@@ -287,8 +287,9 @@ def describe_setting(config: SimConfig, results: Sequence[RunResult], failures: 
     arrivals = sorted({len(run.staleness) for run in results})
     parts.append(f"{' to '.join(map(str, arrivals[:: max(len(arrivals) - 1, 1)]))} arrivals")
     parts += [buffers_text(sizes)] if (sizes := buffer_sizes(results)) else []
-    seeds, leaders = len({run.seed for run in results}), {run.leader for run in results} - {""}
-    parts.append(f"{seeds} seed{'s' if seeds > 1 else ''}")
+    seeds, leaders = {run.seed for run in results}, {run.leader for run in results} - {""}
+    count, total = len(seeds), len(seeds.union(run.seed for run in failures))
+    parts.append(f"{'' if count == total else f'{count} of '}{total} seed{'s' if total > 1 else ''}")
     if leaders:
         parts.append(f"all on the updates of {', '.join(sorted(leaders))}")
     elif any(reads_results(str(run.settings.get("selection", config.selection))) for run in results):
