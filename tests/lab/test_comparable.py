@@ -92,12 +92,14 @@ def result_of(label, seed, scores, state_bytes=8):
     return RunResult(RuleSpec(label, (), label), seed, rows, none, none, np.ones(1), state_bytes, 4, np.zeros(2))
 
 
-def made(seeds=(0,), label="one", metrics=CLASSIFICATION, num_params=2, client_lr=0.1, alpha=0.1, **inputs):
+def made(
+    seeds=(0,), label="one", metrics=CLASSIFICATION, num_params=2, client_lr=0.1, alpha=0.1, part="test", **inputs
+):
     """Results without a run; an input is a digest, or one for each seed."""
     runs = []
     for place, seed in enumerate(seeds):
         digests = {name: digest if isinstance(digest, str) else digest[place] for name, digest in inputs.items()}
-        settings = {"client_lr": client_lr, "alpha": alpha}
+        settings = {"client_lr": client_lr, "alpha": alpha, "part": part}
         new = replace(result_of(label, seed, [0.1, 0.5]), inputs=digests, settings=settings)
         runs.append(replace(new, metrics=metrics, num_params=num_params))
     return SimulationResults(runs, SimConfig())
@@ -109,6 +111,8 @@ OTHERS = [
     ("model", made([0, 1], model="a"), made([2], model="b"), ()),
     ("model", made(model="a"), made([1], model="b", num_params=3), ()),
     ("data", made(data="a"), made(label="two", data="b", client_lr=0.2), ["client_lr"]),
+    ("data", made(data="a", clients="a"), made(data="b", clients="b", alpha=1.0), ["alpha"]),
+    ("availability", made(availability="a"), made(availability="b", part="validation"), ["part"]),
     ("evaluation, model", made(evaluation="a", model="a"), made(evaluation="b", model="b", alpha=1.0), ["alpha"]),
 ]
 
@@ -121,7 +125,8 @@ def test_inputs_that_neither_seed_nor_settings_change_are_compared(names, first,
 ALIKE = [
     (made(data="a", clients="a", model="a"), made([1], data="a", clients="b", model="b"), ()),
     (made([0, 1], data=["a", "b"]), made([2], data="c"), ()),
-    (made(data="a", clients="a"), made(data="b", clients="b", alpha=1.0), ["alpha"]),
+    (made(data="a", clients="a"), made(data="a", clients="b", alpha=1.0), ["alpha"]),
+    (made(data="a"), made(data="b", alpha=1.0), ["alpha"]),  # the data sets of the clients
 ]
 
 
@@ -132,7 +137,8 @@ def test_inputs_that_seeds_or_settings_change_may_differ(first, second, allow):
     assert [failure.rule for failure in both.failures] == [both[0].spec.label]
     assert len(both) == len(first) + len(second)
     if allow:  # the setting of each is among those of both, whose inputs differ
-        assert len(both.merge(made([2], data="c", clients="c"), allow=allow)) == 3
+        inputs = {"data": "a", "clients": "c"} if "clients" in first[0].inputs else {"data": "c"}
+        assert len(both.merge(made([2], **inputs), allow=allow)) == 3
 
 
 def test_runs_with_other_metrics_are_not_merged():

@@ -22,8 +22,8 @@ from afflux.sim.workload.config import OF_CLIENTS, SETTINGS, SimConfig
 #: Inputs that no seed changes, unless the results show that one does.
 _FIXED = ("data", "evaluation", "validation", "availability")
 #: The inputs that a setting may change; other settings change none.
-_INPUTS_OF = {"model": ("model",), "availability": ("availability",), **dict.fromkeys(OF_DIVISION, ("clients", "data"))}
-_INPUTS_OF |= dict.fromkeys(("task", "data", "part"), (*_FIXED, "clients", "model"))
+_INPUTS_OF = {"model": ["model"], "availability": ["availability"], **{name: ["clients"] for name in OF_DIVISION}}
+_INPUTS_OF |= {name: ["data", "evaluation", "validation", "clients", "model"] for name in ("task", "data", "part")}
 
 
 class SimulationResults(tuple[RunResult, ...]):
@@ -211,8 +211,9 @@ def _differing_settings(mine: SimulationResults, other: SimulationResults, allow
     if metrics[0] != metrics[1]:
         texts = (", ".join(metric.title() for metric in runs[0].metrics) for runs in (mine, other))
         raise ConfigError(f"the runs have different metrics: {' and '.join(texts)}")
-    settings = {*differing, *mine.varied, *other.varied}
-    varied = {name for setting in settings for name in _INPUTS_OF.get(setting, ())}
+    varied = {name for setting in {*differing, *mine.varied, *other.varied} for name in _INPUTS_OF.get(setting, ())}
+    if "clients" in varied and not any("clients" in run.inputs for run in (*mine, *other)):
+        varied.add("data")  # the data sets of the clients: the task does not divide a common one
     if inputs := _differing_inputs(mine, other, varied):
         raise ConfigError(f"the runs had different inputs: {', '.join(inputs)}")
     return {*differing}
