@@ -116,12 +116,13 @@ Decision Control::admit(Draft& draft, const Push& push, double now) {
   return decision;
 }
 
-void Control::admit(Draft& draft, const Push& push, const Decision& decision, double now) {
-  require(draft.changes == changes_, "[control] the state has changed since the draft");
-  admit(draft, &draft, push, decision, now);
+// Throws unless a draft is of the state as it is.
+void Control::check(const Draft* draft) const {
+  require(draft == nullptr || draft->changes == changes_, "[control] the state has changed since the draft");
 }
 
 void Control::admit(State& state, Draft* draft, const Push& push, const Decision& decision, double now) {
+  check(draft);
   require(push.examples >= 0, "[control] a number of examples must be at least 0");
   const Status status = decision.status;
   const bool by_flush = draft == nullptr ? settings_.by_flush : draft->by_flush;
@@ -173,14 +174,8 @@ void Control::admit(State& state, Draft* draft, const Push& push, const Decision
   if (draft == nullptr && status != Status::refused) ++changes_;
 }
 
-void Control::count(Status status, std::optional<TaskNumber> task) { count(state_, nullptr, status, task); }
-
-void Control::count(Draft& draft, Status status, std::optional<TaskNumber> task) {
-  require(draft.changes == changes_, "[control] the state has changed since the draft");
-  count(draft, &draft, status, task);
-}
-
 void Control::count(State& state, Draft* draft, Status status, std::optional<TaskNumber> task) {
+  check(draft);
   require(!is_decision(status), "[control] a decision about an arrival is counted when it is made");
   const Tasks::Task* const open = task && status != Status::refused ? find_task(*task, draft) : nullptr;
   if (open != nullptr) {
@@ -202,16 +197,6 @@ void Control::close(Draft* draft, TaskNumber task) noexcept {
 
 // Rounds
 
-std::vector<Arrival> Control::decide_round(Round round) { return cut(state_, nullptr, std::move(round), {}); }
-std::vector<Arrival> Control::decide_round(Draft& draft, Round round) {
-  return cut(draft, &draft, std::move(round), {});
-}
-std::vector<Arrival> Control::flush(Round round, std::int64_t joins) {
-  return cut(state_, nullptr, std::move(round), Cut{CutKind::flush, joins});
-}
-std::vector<Arrival> Control::flush(Draft& draft, Round round, std::int64_t joins) {
-  return cut(draft, &draft, std::move(round), Cut{CutKind::flush, joins});
-}
 std::vector<Arrival> Control::discard() {
   if (state_.buffer.empty()) return {};
   return cut(state_, nullptr, {}, Cut{CutKind::discard, 0});
@@ -224,7 +209,7 @@ std::vector<Arrival> Control::end_pass(Round round) {
 
 std::vector<Arrival> Control::cut(State& state, Draft* draft, std::optional<Round> round,
                                   const std::optional<Cut>& entry) {
-  require(draft == nullptr || draft->changes == changes_, "[control] the state has changed since the draft");
+  check(draft);
   const bool ends_pass = entry && entry->kind == CutKind::end_pass;
   const std::int64_t filled = state.buffer.filled();
   if (filled == 0 && ends_pass) round.reset();  // the pass ends without one
@@ -286,25 +271,20 @@ void Control::abandon() {
 
 Draft Control::draft(bool completes) const {
   Draft draft;
-  State& copy = draft;
-  copy.version = state_.version;
-  copy.number = state_.number;
-  copy.buffer_size = state_.buffer_size;
-  copy.next_buffer_size = state_.next_buffer_size;
-  copy.buffer = state_.buffer;
-  copy.round_pending = state_.round_pending;
-  copy.first_rows = state_.first_rows;
-  if (state_.pass) copy.pass = Participation::draft(*state_.pass);
-  copy.counts = state_.counts;
-  copy.counts_at_round = state_.counts_at_round;
-  copy.since = state_.since;
+  static_cast<StateNumbers&>(draft) = state_;
+  draft.buffer = state_.buffer;
+  draft.round_pending = state_.round_pending;
+  draft.first_rows = state_.first_rows;
+  if (state_.pass) draft.pass = Participation::draft(*state_.pass);
+  draft.counts_at_round = state_.counts_at_round;
+  draft.since = state_.since;
   draft.by_flush = settings_.by_flush || !completes;
   draft.changes = changes_;
   return draft;
 }
 
 std::vector<std::int64_t> Control::adopt(Draft&& draft) {
-  require(draft.changes == changes_, "[control] the state has changed since the draft");
+  check(&draft);
   make_room(state_.log, draft.log.size());
   make_room(state_.participants, draft.participants.size());
   const bool extends = state_.pass && draft.pass->extends(*state_.pass);
@@ -402,15 +382,11 @@ void Control::set_by_flush(bool by_flush) {
 
 Saved Control::save() const {
   Saved saved;
-  saved.version = state_.version;
-  saved.number = state_.number;
-  saved.buffer_size = state_.buffer_size;
-  saved.next_buffer_size = state_.next_buffer_size;
+  static_cast<StateNumbers&>(saved) = state_;
   saved.waiting = state_.buffer.arrivals();
   saved.rows = rows_;
   if (state_.pass) saved.entered = state_.pass->order();
   saved.participants = state_.participants;
-  saved.counts = state_.counts;
   if (keeps_log_) saved.log = state_.log;
   return saved;
 }
@@ -421,17 +397,14 @@ void Control::load(Saved saved, double now) {
   require(!saved.entered || entered <= *settings_.pass_clients, "[control] too many clients have entered");
   require(saved.participants.empty() || settings_.participations, "[control] participations are not limited");
   State state;
-  state.version = saved.version;
-  state.number = saved.number;
-  state.buffer_size = saved.buffer_size;
-  state.next_buffer_size = saved.next_buffer_size;
+  static_cast<StateNumbers&>(state) = saved;
   state.buffer = Buffer(settings_.rules.duplicates != Duplicates::both);
   for (Arrival& arrival : saved.waiting) state.buffer.join(std::move(arrival));
   if (saved.entered) {
     state.pass.emplace(*settings_.pass_clients);
     for (const Client& client : *saved.entered) state.pass->enter(client);
   }
-  state.counts = state.counts_at_round = saved.counts;
+  state.counts_at_round = saved.counts;
   state.since = now;
   const bool keeps_log = keeps_log_ && saved.log;
   if (keeps_log) state.log = std::move(*saved.log);

@@ -63,12 +63,17 @@ struct Decision {
   std::int64_t freed = -1;                // the slot of the arrival that this one has replaced
 };
 
-// What pushes change.
-struct State {
+// The numbers of a state, which a draft and a saved state have, too.
+struct StateNumbers {
   std::int64_t version = 0;  // the newest one
   std::int64_t number = 0;   // of the next decision
   std::int64_t buffer_size = 1;
   std::optional<std::int64_t> next_buffer_size;  // that of the rule that replaces this one after the buffer's round
+  Counts counts;
+};
+
+// What pushes change.
+struct State : StateNumbers {
   Buffer buffer;
   bool round_pending = false;      // a round is decided, and not committed
   std::vector<Client> first_rows;  // the clients that get their first row in that round
@@ -76,9 +81,9 @@ struct State {
   // The clients of all rounds that were decided, once for each round, if participations are limited; of a draft those
   // of its own rounds.
   std::vector<Client> participants;
-  Counts counts, counts_at_round;  // now, and when the last round was decided
-  double since = 0;                // when the first arrival in the buffer has joined
-  Log log;                         // of a draft: its own entries
+  Counts counts_at_round;  // when the last round was decided
+  double since = 0;        // when the first arrival in the buffer has joined
+  Log log;                 // of a draft: its own entries
 
   std::int64_t decided_version() const { return control::decided_version(version, round_pending); }
   std::int64_t round_size() const {
@@ -102,15 +107,12 @@ struct Round {
 };
 
 // What is saved, as data with names. Clients are handles of the Control that saves or loads it.
-struct Saved {
-  std::int64_t version = 0, number = 0, buffer_size = 1;
-  std::optional<std::int64_t> next_buffer_size;
+struct Saved : StateNumbers {
   std::vector<Arrival> waiting;
   std::vector<Client> rows;
   std::optional<std::vector<Client>> entered;  // in the pass; nullopt: no passes
   std::vector<Client> participants;            // see State
-  Counts counts;
-  std::optional<Log> log;  // nullopt: the server keeps none
+  std::optional<Log> log;                      // nullopt: the server keeps none
 };
 // Calls visit(name, field) with each field of a saved state.
 template <class SavedState, class Visit>
@@ -137,7 +139,6 @@ class Control {
   const State& state() const { return state_; }
   const Tasks& tasks() const { return tasks_; }
   const std::vector<Client>& rows() const { return rows_; }  // the clients that have a row
-  bool keeps_log() const { return keeps_log_; }
   Clients& clients() { return clients_; }
   const Clients& clients() const { return clients_; }
 
@@ -153,12 +154,15 @@ class Control {
   bool blocks(const Client& client) const { return is_blocked(state_, nullptr, client); }
   // Counts a push about which the caller has decided: it is empty, expired, faulty or refused. Closes its task, unless
   // the push is refused.
-  void count(Status status, std::optional<TaskNumber> task = {});
+  void count(Status status, std::optional<TaskNumber> task = {}) { count(state_, nullptr, status, task); }
 
   // Rounds. All return the arrivals that leave the buffer, oldest first: their slots are the caller's.
-  std::vector<Arrival> decide_round(Round round);  // of a buffer that a push has completed, after which it cannot fail
+  // Of a buffer that a push has completed, after which it cannot fail.
+  std::vector<Arrival> decide_round(Round round) { return cut(state_, nullptr, std::move(round), {}); }
   // Of any buffer with arrivals. `joins` is that of the log's entry.
-  std::vector<Arrival> flush(Round round, std::int64_t joins = 0);
+  std::vector<Arrival> flush(Round round, std::int64_t joins = 0) {
+    return cut(state_, nullptr, std::move(round), Cut{CutKind::flush, joins});
+  }
   std::vector<Arrival> discard();
   // Of the buffer's arrivals, if there are any; then a new pass begins.
   std::vector<Arrival> end_pass(Round round);
@@ -168,10 +172,14 @@ class Control {
   // Drafts. No push of a draft completes a round, unless it `completes`.
   Draft draft(bool completes = false) const;
   Decision admit(Draft& draft, const Push& push, double now);
-  void admit(Draft& draft, const Push& push, const Decision& decision, double now);
-  void count(Draft& draft, Status status, std::optional<TaskNumber> task = {});
-  std::vector<Arrival> decide_round(Draft& draft, Round round);
-  std::vector<Arrival> flush(Draft& draft, Round round, std::int64_t joins = 0);
+  void admit(Draft& draft, const Push& push, const Decision& decision, double now) {
+    admit(draft, &draft, push, decision, now);
+  }
+  void count(Draft& draft, Status status, std::optional<TaskNumber> task = {}) { count(draft, &draft, status, task); }
+  std::vector<Arrival> decide_round(Draft& draft, Round round) { return cut(draft, &draft, std::move(round), {}); }
+  std::vector<Arrival> flush(Draft& draft, Round round, std::int64_t joins = 0) {
+    return cut(draft, &draft, std::move(round), Cut{CutKind::flush, joins});
+  }
   // Makes the draft the state. Nothing may have changed since `draft()`, except for numbers of refused pushes.
   // Returns the slots of the arrivals that were replaced.
   std::vector<std::int64_t> adopt(Draft&& draft);
@@ -208,6 +216,7 @@ class Control {
   void admit(State& state, Draft* draft, const Push& push, const Decision& decision, double now);
   std::vector<Arrival> cut(State& state, Draft* draft, std::optional<Round> round, const std::optional<Cut>& entry);
   void count(State& state, Draft* draft, Status status, std::optional<TaskNumber> task);
+  void check(const Draft* draft) const;
   void close(Draft* draft, TaskNumber task) noexcept;
   void note(State& state, Entry&& entry) const;
 

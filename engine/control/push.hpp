@@ -16,10 +16,10 @@ using TaskNumber = std::uint64_t;
 
 // What a push reports. The vector itself is in a slot, of which control has only the number.
 struct PushFacts {
-  std::int64_t examples = 1;                      // 0: the client has trained on none
-  double loss = NAN;                              // NaN: unknown
-  double norm = NAN, least = NAN, largest = NAN;  // of the vector; NaN: no push has checked it
-  std::int64_t local_steps = 0;                   // 0: unknown
+  std::int64_t examples = 1;     // 0: the client has trained on none
+  double loss = NAN;             // NaN: unknown
+  double norm = NAN;             // of the vector; NaN: no push has checked it
+  std::int64_t local_steps = 0;  // 0: unknown
   Facts facts;
   std::int64_t slot = -1;
 };
