@@ -41,7 +41,7 @@ std::string whole(std::string text) {
   return text;
 }
 
-// A function that the library calls: it keeps the first exception, which `finish` throws.
+// A function that the library calls, and an exception of it.
 template <class Body>
 struct Callback {
   const Body& body;
@@ -56,10 +56,6 @@ struct Callback {
       keep(self, std::current_exception());
     }
   }
-  void finish(int status) const {
-    check(status);
-    if (failure) std::rethrow_exception(failure);
-  }
 
  private:
   static void keep(Callback& self, std::exception_ptr exception) {
@@ -70,6 +66,14 @@ struct Callback {
     writing.clear(std::memory_order_release);
   }
 };
+
+// Calls a function of the library that calls `body`. Throws the error of its status, and an exception of `body`.
+template <class Body, class Function, class... Arguments>
+void check_calls(const Body& body, const Function& function, Arguments... arguments) {
+  Callback<Body> callback{body};
+  check(function(arguments..., Callback<Body>::call, &callback));
+  if (callback.failure) std::rethrow_exception(callback.failure);
+}
 
 Statistics from_c(const afflux_statistics& s) { return {s.sum_of_squares, s.min, s.max, s.first_nonfinite}; }
 
@@ -117,18 +121,15 @@ bool apply(const Pass& pass, int num_threads, bool dry, Checksums* checksums) {
     if (vector == AFFLUX_STATE) checksums->states.push_back(std::move(list));
     if (vector == AFFLUX_RULE_VECTOR) checksums->rule_vectors.push_back(std::move(list));
   };
-  Callback<decltype(put)> callback{put};
   *checksums = {};
-  callback.finish(
-      afflux_apply_summed(to_c<afflux_pass>(pass), num_threads, dry, &valid, decltype(callback)::call, &callback));
+  check_calls(put, afflux_apply_summed, to_c<afflux_pass>(pass), num_threads, dry, &valid);
   return valid != 0;
 }
 
 std::vector<Codec> codecs() {
   std::vector<Codec> list;
   const auto put = [&](afflux_codec codec, const char*) { list.push_back(from_c(codec)); };
-  Callback<decltype(put)> callback{put};
-  callback.finish(afflux_list_codecs(decltype(callback)::call, &callback));
+  check_calls(put, afflux_list_codecs);
   return list;
 }
 
@@ -137,8 +138,7 @@ std::string name(Codec wanted) {
   const auto put = [&](afflux_codec codec, const char* name) {
     if (from_c(codec) == wanted) text = name;
   };
-  Callback<decltype(put)> callback{put};
-  callback.finish(afflux_list_codecs(decltype(callback)::call, &callback));
+  check_calls(put, afflux_list_codecs);
   return text;
 }
 
@@ -169,9 +169,7 @@ std::vector<std::uint32_t> crc32c(View<const unsigned char> data, std::int64_t b
   const auto put = [&](int, std::int64_t, const std::uint32_t* crcs, std::int64_t count) {
     list.assign(crcs, crcs + count);
   };
-  Callback<decltype(put)> callback{put};
-  callback.finish(
-      afflux_crc32c(to_c<afflux_memory>(data), block, head, num_threads, table, decltype(callback)::call, &callback));
+  check_calls(put, afflux_crc32c, to_c<afflux_memory>(data), block, head, num_threads, table);
   return list;
 }
 
@@ -179,18 +177,14 @@ double exp(double x) { return afflux_exp(x); }
 double log(double x) { return afflux_log(x); }
 double pow(double x, double y) { return afflux_pow(x, y); }
 
-void strict_float_mode(const std::function<void()>& body) {
-  Callback<std::function<void()>> callback{body};
-  callback.finish(afflux_strict_float_mode(decltype(callback)::call, &callback));
-}
+void strict_float_mode(const std::function<void()>& body) { check_calls(body, afflux_strict_float_mode); }
 
 std::vector<Backend> backends() {
   std::vector<Backend> list;
   const auto put = [&](const afflux_backend* b) {
     list.push_back({b->name, b->device, b->compiled != 0, b->runs != 0, b->chosen != 0, b->why_not});
   };
-  Callback<decltype(put)> callback{put};
-  callback.finish(afflux_list_backends(decltype(callback)::call, &callback));
+  check_calls(put, afflux_list_backends);
   return list;
 }
 
@@ -199,29 +193,22 @@ void use_stream(void* stream) { afflux_use_stream(stream); }
 void choose_isa(const std::string& name) { check(afflux_choose_isa(whole(name).c_str())); }
 
 Policy policy() {
-  afflux_policy_settings now;
-  check(afflux_policy(&now));
-  return {now.prefetch, now.stream, now.fused != 0, now.direct != 0};
+  Policy current;
+  check(afflux_policy(&current));
+  return current;
 }
 Policy policy_of(const std::string& text, const std::string& asked_by) {
-  afflux_policy_settings result;
-  check(afflux_policy_of(whole(text).c_str(), asked_by.c_str(), &result));
-  return {result.prefetch, result.stream, result.fused != 0, result.direct != 0};
+  Policy policy;
+  check(afflux_policy_of(whole(text).c_str(), asked_by.c_str(), &policy));
+  return policy;
 }
-void choose_policy(const Policy& policy) {
-  const afflux_policy_settings wanted{policy.prefetch, policy.stream, policy.fused, policy.direct};
-  check(afflux_choose_policy(&wanted));
-}
-std::string text(const Policy& policy) {
-  const afflux_policy_settings settings{policy.prefetch, policy.stream, policy.fused, policy.direct};
-  return afflux_policy_text(&settings);
-}
+void choose_policy(const Policy& policy) { check(afflux_choose_policy(&policy)); }
+std::string text(const Policy& policy) { return afflux_policy_text(&policy); }
 std::string processor_family() { return afflux_processor_family(); }
 
 int awake_helpers() { return afflux_awake_helpers(); }
 void parallel_for_awake(std::int64_t count, int num_threads, const std::function<void(std::int64_t)>& body) {
-  Callback<std::function<void(std::int64_t)>> callback{body};
-  callback.finish(afflux_parallel_for_awake(count, num_threads, decltype(callback)::call, &callback));
+  check_calls(body, afflux_parallel_for_awake, count, num_threads);
 }
 
 }  // namespace afflux

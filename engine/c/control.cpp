@@ -50,8 +50,6 @@ const char* text_of(control::Refusal refusal) {
   }
 }
 
-control::Round round_of(int steps) { return {steps != 0}; }
-
 }  // namespace
 
 extern "C" {
@@ -129,11 +127,11 @@ int afflux_control_arrivals(afflux_control* control, afflux_arrivals* arrivals) 
 }
 
 int afflux_control_decide_round(afflux_control* control, int steps) {
-  return guarded([&] { control->decisions.flush(round_of(steps)); });
+  return guarded([&] { control->decisions.flush({steps != 0}); });
 }
 
 int afflux_control_end_pass(afflux_control* control, int steps, int* decided) {
-  return guarded([&] { *decided = !control->decisions.end_pass(round_of(steps)).empty(); });
+  return guarded([&] { *decided = !control->decisions.end_pass({steps != 0}).empty(); });
 }
 
 int afflux_control_discard(afflux_control* control, int64_t* count) {

@@ -86,6 +86,7 @@ const T& as(const C* struct_of_c) {
 
 Codec from_c(afflux_codec codec) { return {static_cast<Coding>(codec.coding), codec.bits}; }
 afflux_codec to_c(Codec codec) { return {static_cast<int32_t>(codec.coding), codec.bits}; }
+afflux_statistics to_c(const Statistics& of) { return {of.sum_of_squares, of.min, of.max, of.first_nonfinite}; }
 
 thread_local std::string last_error, last_text;
 
@@ -101,8 +102,6 @@ void check_number(const char* name, std::int32_t number, std::int32_t most) {
                 std::to_string(most));
 }
 
-void check_device(afflux_device device) { check_number("device.kind", device.kind, AFFLUX_CUDA); }
-
 void check_view(const afflux_view& view);
 
 void check_conversion(const afflux_conversion* conversion) {
@@ -114,7 +113,7 @@ void check_conversion(const afflux_conversion* conversion) {
 
 void check_view(const afflux_view& view) {
   check_number("type", view.type, AFFLUX_BFLOAT16);
-  check_device(view.device);
+  check_number("device.kind", view.device.kind, AFFLUX_CUDA);
   if (view.parts == nullptr) return;
   for (std::int64_t k = 0; view.parts->list.data != nullptr && k < view.parts->list.size; ++k)
     check_number("type", view.parts->list.data[k].type, AFFLUX_BFLOAT16);
@@ -133,11 +132,6 @@ void check_pass(const afflux_pass& pass) {
   for (const afflux_views& views :
        {pass.combine.updates, pass.step.states, pass.step.outs, pass.rule_vectors.vectors, pass.rule_vectors.outs})
     check_views(views);
-}
-
-Policy policy_from(const afflux_policy_settings& of) { return {of.prefetch, of.stream, of.fused != 0, of.direct != 0}; }
-afflux_policy_settings settings_of(const Policy& policy) {
-  return {policy.prefetch, policy.stream, policy.fused, policy.direct};
 }
 
 }  // namespace
@@ -168,9 +162,8 @@ int afflux_ingest(const afflux_view* update, const afflux_view* slot, int num_th
     check_view(*update);
     check_view(*slot);
     check_conversion(conversion);
-    const Statistics result = ingest(as<View<const void>>(update), as<View<void>>(slot), num_threads,
-                                     reinterpret_cast<const Conversion*>(conversion), until_read);
-    *statistics = {result.sum_of_squares, result.min, result.max, result.first_nonfinite};
+    *statistics = to_c(ingest(as<View<const void>>(update), as<View<void>>(slot), num_threads,
+                              reinterpret_cast<const Conversion*>(conversion), until_read));
   });
 }
 
@@ -180,9 +173,8 @@ int afflux_ingest_parts(const afflux_views* parts, const afflux_view* slot, int 
     check_views(*parts);
     check_view(*slot);
     check_conversion(conversion);
-    const Statistics result = ingest(as<List<View<const void>>>(parts), as<View<void>>(slot), num_threads,
-                                     reinterpret_cast<const Conversion*>(conversion), until_read);
-    *statistics = {result.sum_of_squares, result.min, result.max, result.first_nonfinite};
+    *statistics = to_c(ingest(as<List<View<const void>>>(parts), as<View<void>>(slot), num_threads,
+                              reinterpret_cast<const Conversion*>(conversion), until_read));
   });
 }
 
@@ -307,16 +299,16 @@ const char* afflux_why_not(afflux_device device) {
 }
 void afflux_use_stream(void* stream) { use_stream(stream); }
 
-int afflux_policy(afflux_policy_settings* result) {
-  return guarded([&] { *result = settings_of(policy()); });
+int afflux_policy(void* result) {
+  return guarded([&] { *static_cast<Policy*>(result) = policy(); });
 }
-int afflux_policy_of(const char* text, const char* asked_by, afflux_policy_settings* result) {
-  return guarded([&] { *result = settings_of(policy_of(text, asked_by)); });
+int afflux_policy_of(const char* text, const char* asked_by, void* result) {
+  return guarded([&] { *static_cast<Policy*>(result) = policy_of(text, asked_by); });
 }
-int afflux_choose_policy(const afflux_policy_settings* wanted) {
-  return guarded([&] { choose_policy(policy_from(*wanted)); });
+int afflux_choose_policy(const void* wanted) {
+  return guarded([&] { choose_policy(*static_cast<const Policy*>(wanted)); });
 }
-const char* afflux_policy_text(const afflux_policy_settings* settings) { return keep(text(policy_from(*settings))); }
+const char* afflux_policy_text(const void* settings) { return keep(text(*static_cast<const Policy*>(settings))); }
 const char* afflux_processor_family(void) { return keep(processor_family()); }
 
 int afflux_strict_float_mode(void (*body)(void* user), void* user) {

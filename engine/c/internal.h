@@ -13,11 +13,6 @@ typedef struct {
   const char* why_not;
 } afflux_backend;
 
-typedef struct {
-  int64_t prefetch, stream;
-  uint8_t fused, direct;
-} afflux_policy_settings;
-
 /* A vector whose checksums afflux_apply_summed reports. */
 enum { AFFLUX_OUT = 0, AFFLUX_SUM = 1, AFFLUX_ROW = 2, AFFLUX_STATE = 3, AFFLUX_RULE_VECTOR = 4 };
 
@@ -38,10 +33,11 @@ AFFLUX_API int afflux_list_backends(afflux_put_backend put, void* user);
 /* Texts are valid until the thread's next call. */
 AFFLUX_API const char* afflux_why_not(afflux_device device);
 AFFLUX_API void afflux_use_stream(void* stream);
-AFFLUX_API int afflux_policy(afflux_policy_settings* policy);
-AFFLUX_API int afflux_policy_of(const char* text, const char* asked_by, afflux_policy_settings* policy);
-AFFLUX_API int afflux_choose_policy(const afflux_policy_settings* policy);
-AFFLUX_API const char* afflux_policy_text(const afflux_policy_settings* policy);
+/* `policy` is an object of afflux::Policy. */
+AFFLUX_API int afflux_policy(void* policy);
+AFFLUX_API int afflux_policy_of(const char* text, const char* asked_by, void* policy);
+AFFLUX_API int afflux_choose_policy(const void* policy);
+AFFLUX_API const char* afflux_policy_text(const void* policy);
 AFFLUX_API const char* afflux_processor_family(void);
 AFFLUX_API int afflux_strict_float_mode(void (*body)(void* user), void* user);
 AFFLUX_API int afflux_awake_helpers(void);
