@@ -71,19 +71,11 @@ thread_local Call* current_call = nullptr;
 std::uintptr_t stream_of(py::handle object, int device) {
   const std::string module = py::str(py::type::handle_of(object).attr("__module__"));
   const std::string library = module.substr(0, module.find('.'));
-  if (library == "torch")
-    return py::module_::import("torch")
-        .attr("cuda")
-        .attr("current_stream")(device)
-        .attr("cuda_stream")
-        .cast<std::uintptr_t>();
-  if (library == "cupy")
-    return py::module_::import("cupy")
-        .attr("cuda")
-        .attr("get_current_stream")(device)
-        .attr("ptr")
-        .cast<std::uintptr_t>();
-  return 0;
+  const bool is_cupy = library == "cupy";
+  if (!is_cupy && library != "torch") return 0;
+  const py::object cuda = py::module_::import(library.c_str()).attr("cuda");
+  const py::object stream = cuda.attr(is_cupy ? "get_current_stream" : "current_stream")(device);
+  return stream.attr(is_cupy ? "ptr" : "cuda_stream").cast<std::uintptr_t>();
 }
 
 }  // namespace
@@ -228,21 +220,13 @@ void Array::set_shape(int dimensions, const Int* shape, const Int* strides, std:
 }
 
 void Array::set_type(const std::string& name) {
-  kind_ = Kind::type;
-  if (name == "float32")
-    type_ = Type::float32;
-  else if (name == "float64")
-    type_ = Type::float64;
-  else if (name == "float16")
-    type_ = Type::float16;
-  else if (name == "bfloat16")
-    type_ = Type::bfloat16;
-  else if (name == "uint8")
-    kind_ = Kind::bytes;
-  else {
-    kind_ = Kind::other;
-    other_name_ = name;
+  kind_ = name == "uint8" ? Kind::bytes : Kind::other;
+  for (const Type type : {Type::float32, Type::float64, Type::float16, Type::bfloat16}) {
+    if (name != afflux::name(type)) continue;
+    kind_ = Kind::type;
+    type_ = type;
   }
+  if (kind_ == Kind::other) other_name_ = name;
 }
 
 void Array::from_buffer(Access access, Shape shape) {

@@ -1,6 +1,8 @@
 #include "formats.hpp"
 
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 namespace afflux::python {
 
@@ -27,45 +29,22 @@ std::string name_of_format(const std::string& format) {
 }
 
 std::string name_of(dlpack::Type type) {
-  const char* base = "type code ";
-  switch (type.code) {
-    case dlpack::kInt:
-      base = "int";
-      break;
-    case dlpack::kUInt:
-      base = "uint";
-      break;
-    case dlpack::kFloat:
-      base = "float";
-      break;
-    case dlpack::kBfloat:
-      base = "bfloat";
-      break;
-    case dlpack::kComplex:
-      base = "complex";
-      break;
-    case dlpack::kBool:
-      base = "bool";
-      break;
-    default:
-      break;
-  }
+  static const char* const kNames[] = {"int", "uint", "float", "type code ", "bfloat", "complex", "bool"};
+  const std::string base = kNames[type.code < std::size(kNames) ? type.code : 3];
   return base + std::to_string(type.bits) + (type.lanes == 1 ? "" : "x" + std::to_string(type.lanes));
 }
 
 bool float_of(dlpack::Type type, Type* out) {
-  if (type.lanes != 1) return false;
-  if (type.code == dlpack::kFloat && type.bits == 32)
-    *out = Type::float32;
-  else if (type.code == dlpack::kFloat && type.bits == 64)
-    *out = Type::float64;
-  else if (type.code == dlpack::kFloat && type.bits == 16)
-    *out = Type::float16;
-  else if (type.code == dlpack::kBfloat && type.bits == 16)
-    *out = Type::bfloat16;
-  else
-    return false;
-  return true;
+  static constexpr std::pair<dlpack::Type, Type> kFloats[] = {{{dlpack::kFloat, 32, 1}, Type::float32},
+                                                              {{dlpack::kFloat, 64, 1}, Type::float64},
+                                                              {{dlpack::kFloat, 16, 1}, Type::float16},
+                                                              {{dlpack::kBfloat, 16, 1}, Type::bfloat16}};
+  for (const auto& [float_type, engine_type] : kFloats)
+    if (type.code == float_type.code && type.bits == float_type.bits && type.lanes == float_type.lanes) {
+      *out = engine_type;
+      return true;
+    }
+  return false;
 }
 
 }  // namespace afflux::python

@@ -15,20 +15,23 @@ struct NumpyArray {
   Type type;
 };
 
-// Returns the memory of a NumPy array of float32 or float64. Returns nothing for an array that is left to the buffer
-// protocol: one of a subclass, of another type or byte order, one that is not contiguous or not aligned, one whose
-// writing makes NumPy warn, and, if it is `written`, a read-only one.
+// Returns the memory of a NumPy array of float32, float64 or float16. Returns nothing for an array that is left to the
+// buffer protocol: one of a subclass, of another type or byte order, one that is not contiguous or not aligned, and, if
+// it is `written`, one that is read-only or whose writing makes NumPy warn.
 inline std::optional<NumpyArray> numpy_array(pybind11::handle object, bool written) {
   using Api = pybind11::detail::npy_api;
   if (Py_TYPE(object.ptr()) != Api::get().PyArray_Type_) return {};
   const auto* const array = pybind11::detail::array_proxy(object.ptr());
   const auto* const descr = pybind11::detail::array_descriptor_proxy(array->descr);
-  constexpr int kPlain = Api::NPY_ARRAY_C_CONTIGUOUS_ | Api::NPY_ARRAY_ALIGNED_, kWarnOnWrite = 1 << 31;
-  const int required = kPlain | (written ? Api::NPY_ARRAY_WRITEABLE_ : 0);
-  const bool is_float = descr->type_num == Api::NPY_FLOAT_, is_double = descr->type_num == Api::NPY_DOUBLE_;
-  if ((array->flags & (required | kWarnOnWrite)) != required || descr->byteorder != '=' || !(is_float || is_double))
+  constexpr int kPlain = Api::NPY_ARRAY_C_CONTIGUOUS_ | Api::NPY_ARRAY_ALIGNED_, kWarnOnWrite = 1 << 31, kHalf = 23;
+  const int required = kPlain | (written ? Api::NPY_ARRAY_WRITEABLE_ : 0), number = descr->type_num;
+  if ((array->flags & (required | (written ? kWarnOnWrite : 0))) != required || descr->byteorder != '=' ||
+      (number != Api::NPY_FLOAT_ && number != Api::NPY_DOUBLE_ && number != kHalf))
     return {};
-  return NumpyArray{array->data, array->nd, array->dimensions, is_float ? Type::float32 : Type::float64};
+  return NumpyArray{array->data, array->nd, array->dimensions,
+                    number == Api::NPY_FLOAT_    ? Type::float32
+                    : number == Api::NPY_DOUBLE_ ? Type::float64
+                                                 : Type::float16};
 }
 
 }  // namespace afflux::python

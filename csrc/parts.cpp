@@ -51,6 +51,8 @@ std::optional<Type> type_of_dtype(const py::object& dtype) {
   throw Error("[Parts] dtype is none of float32, float64 and bfloat16");
 }
 
+}  // namespace
+
 Kind kind_named(const char* op, const std::string& name) {
   static const std::pair<const char*, Kind> kKinds[] = {
       {"update", Kind::update}, {"gradient", Kind::gradient}, {"model", Kind::model}};
@@ -58,8 +60,6 @@ Kind kind_named(const char* op, const std::string& name) {
     if (name == kind_name) return kind;
   throw Error("[" + std::string(op) + "] conversion names '" + name + "', expected update, gradient or model");
 }
-
-}  // namespace
 
 PartsObject::PartsObject(const py::object& arrays, const py::object& borders, const py::object& conversion,
                          const py::object& dtype)

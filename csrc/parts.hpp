@@ -6,9 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
-#include "afflux/view.hpp"
+#include "afflux/afflux.hpp"
 
 namespace afflux::python {
 
@@ -38,6 +39,9 @@ struct PartsObject {
   const std::optional<Type> dtype;               // without: the one that all parts have
   const std::shared_ptr<const PartArrays> lent;  // as they were when this object was made; null: they are not lent
 };
+
+// Returns the kind of a vector with this name. Throws Error if there is none, for a conversion of `op`.
+Kind kind_named(const char* op, const std::string& name);
 
 void bind_parts(pybind11::module_& module);
 

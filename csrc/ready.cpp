@@ -1,9 +1,5 @@
 #include "ready.hpp"
 
-#include <cstdint>
-#include <cstring>
-#include <string>
-
 #include "afflux/afflux.hpp"
 #include "attributes.hpp"
 #include "exchange.hpp"
@@ -28,26 +24,6 @@ bool is_ready_tensor(py::handle array, py::handle shape) {
   return elements(tensor.ndim, tensor.shape) > 1 || !is_negative(array);
 }
 
-// Accepts only the class ndarray itself: a subclass may give its memory another meaning (masked arrays do).
-bool is_ready_array(py::handle array, py::handle shape) {
-  if (const auto plain = numpy_array(array, false)) return has_shape(shape, plain->dimensions, plain->shape);
-  Py_buffer buffer;
-  if (std::strcmp(Py_TYPE(array.ptr())->tp_name, "numpy.ndarray") != 0) return false;
-  if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
-    PyErr_Clear();  // NumPy has types that the buffer protocol lacks
-    return false;
-  }
-  const std::string format = native_format(buffer.format);
-  const bool is_aligned =
-      buffer.itemsize > 0 &&
-      reinterpret_cast<std::uintptr_t>(buffer.buf) % static_cast<std::uintptr_t>(buffer.itemsize) == 0;
-  const bool is_ready = (format == "f" || format == "d" || format == "e") && is_aligned &&
-                        has_shape(shape, buffer.ndim, buffer.shape) &&
-                        is_contiguous(buffer.ndim, buffer.shape, buffer.strides, buffer.itemsize);
-  PyBuffer_Release(&buffer);
-  return is_ready;
-}
-
 }  // namespace
 
 std::vector<std::size_t> unready(const py::list& arrays, const py::tuple& shapes) {
@@ -55,7 +31,9 @@ std::vector<std::size_t> unready(const py::list& arrays, const py::tuple& shapes
   std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < arrays.size(); ++i) {
     const py::object array = arrays[i], shape = shapes[i];
-    if (!is_ready_array(array, shape) && !is_ready_tensor(array, shape)) indices.push_back(i);
+    const auto plain = numpy_array(array, false);  // no subclass, which may give its memory another meaning
+    if (!(plain ? has_shape(shape, plain->dimensions, plain->shape) : is_ready_tensor(array, shape)))
+      indices.push_back(i);
   }
   return indices;
 }
