@@ -55,28 +55,19 @@ bool all_own(const py::iterable& values) {
   return true;
 }
 
-ArrayTable::ArrayTable(py::tuple names, py::tuple shapes, py::object known, std::vector<py::ssize_t> places,
-                       py::ssize_t longest, bool in_order)
-    : names_(std::move(names)),
-      shapes_(std::move(shapes)),
-      known_(std::move(known)),
-      places_(std::move(places)),
-      longest_(longest),
-      in_order_(in_order) {}
-
 py::object ArrayTable::find_in_dict(py::handle tree) const {
   if (!holds_own(tree)) return py::none();
-  py::list arrays(names_.size());
-  for (std::size_t i = 0; i < names_.size(); ++i) {
-    PyObject* const array = PyDict_GetItemWithError(tree.ptr(), item(names_, i).ptr());
+  py::list arrays(names.size());
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    PyObject* const array = PyDict_GetItemWithError(tree.ptr(), item(names, i).ptr());
     if (array == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
     if (array == nullptr) return py::none();
     PyList_SET_ITEM(arrays.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(array));
   }
-  if (known_.is_none() || PyDict_GET_SIZE(tree.ptr()) == static_cast<Py_ssize_t>(names_.size())) return arrays;
+  if (known.is_none() || PyDict_GET_SIZE(tree.ptr()) == static_cast<Py_ssize_t>(names.size())) return arrays;
   PyObject* name = nullptr;
   for (Py_ssize_t place = 0; PyDict_Next(tree.ptr(), &place, &name, nullptr) != 0;) {
-    const int is_known = PySet_Contains(known_.ptr(), name);
+    const int is_known = PySet_Contains(known.ptr(), name);
     if (is_known < 0) throw py::error_already_set();
     if (is_known == 0) return py::none();
   }
@@ -84,24 +75,23 @@ py::object ArrayTable::find_in_dict(py::handle tree) const {
 }
 
 bool ArrayTable::is_bare(py::handle tree) const {
-  if (!places_.empty() || !in_order_ || !(PyList_CheckExact(tree.ptr()) || PyTuple_CheckExact(tree.ptr())))
-    return false;
+  if (!places.empty() || !in_order || !(PyList_CheckExact(tree.ptr()) || PyTuple_CheckExact(tree.ptr()))) return false;
   const auto arrays = py::tuple(held(tree));
-  if (arrays.size() != names_.size() || !all_own(arrays)) return false;
+  if (arrays.size() != names.size() || !all_own(arrays)) return false;
   for (std::size_t i = 0; i < arrays.size(); ++i)
-    if (!is_of_shape(item(arrays, i).ptr(), item(shapes_, i))) return false;
+    if (!is_of_shape(item(arrays, i).ptr(), item(shapes, i))) return false;
   return true;
 }
 
 py::object ArrayTable::find(py::handle tree) const {
   if (is_dict(tree)) return find_in_dict(tree);
   if (is_bare(tree)) return py::list(held(tree));
-  if (places_.empty() || !(PyList_CheckExact(tree.ptr()) || PyTuple_CheckExact(tree.ptr()))) return py::none();
+  if (places.empty() || !(PyList_CheckExact(tree.ptr()) || PyTuple_CheckExact(tree.ptr()))) return py::none();
   const auto list = py::tuple(held(tree));
   const auto size = static_cast<py::ssize_t>(list.size());
-  if (!all_own(list) || (!known_.is_none() && size > longest_)) return py::none();
+  if (!all_own(list) || (!known.is_none() && size > longest)) return py::none();
   py::list arrays;
-  for (const py::ssize_t place : places_) {
+  for (const py::ssize_t place : places) {
     if (place >= size) return py::none();
     arrays.append(item(list, static_cast<std::size_t>(place)));
   }
@@ -155,7 +145,7 @@ py::object lend_trees(const ArrayTable& table, const PartsObject& like, const py
       if (is_none(arrays)) return py::none();
       std::unique_ptr<PartsObject> parts;
       try {
-        parts = std::make_unique<PartsObject>(like, arrays, py::none(), table.shapes(), type);
+        parts = std::make_unique<PartsObject>(like, arrays, py::none(), table.shapes, type);
       } catch (const Error&) {  // Python finds the reason
         return py::none();
       }
@@ -176,13 +166,7 @@ void bind_array_table(py::module_& module) {
   py::class_<ArrayTable>(module, "ArrayTable", py::module_local())
       .def(py::init<py::tuple, py::tuple, py::object, std::vector<py::ssize_t>, py::ssize_t, bool>(), py::arg("names"),
            py::arg("shapes"), py::arg("known"), py::arg("places"), py::arg("longest"), py::arg("in_order"))
-      .def(py::pickle([](const ArrayTable& table) { return table.arguments(); },
-                      [](const py::tuple& arguments) {
-                        return std::make_unique<ArrayTable>(py::tuple(arguments[0]), py::tuple(arguments[1]),
-                                                            arguments[2], arguments[3].cast<std::vector<py::ssize_t>>(),
-                                                            arguments[4].cast<py::ssize_t>(),
-                                                            arguments[5].cast<bool>());
-                      }))
+      .def("__reduce__", [](const ArrayTable& t) { return py::make_tuple(py::type::of<ArrayTable>(), t.arguments()); })
       .def("find", &ArrayTable::find, py::arg("tree"))
       .def("is_bare", &ArrayTable::is_bare, py::arg("tree"));
   module.def("all_own", all_own, py::arg("values"));

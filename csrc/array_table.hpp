@@ -14,34 +14,25 @@ namespace afflux::python {
 bool all_own(const pybind11::iterable& values);
 
 // The class _engine.ArrayTable: the names and shapes of some arrays of a layout, in its order.
-class ArrayTable {
- public:
-  // `known`: the names that a dict may hold, a set; None: any names. `places`: the indices of the wanted arrays in a
-  // list, which has at most as many arrays as there are known names. Without places only a list of the wanted arrays
-  // alone is accepted, and only if `in_order`: it is known by the shapes.
-  ArrayTable(pybind11::tuple names, pybind11::tuple shapes, pybind11::object known,
-             std::vector<pybind11::ssize_t> places, pybind11::ssize_t longest, bool in_order);
-
+struct ArrayTable {
   // Returns a list of the wanted arrays, of any shape and dtype. Returns None for a tree of another type, for one that
   // holds anything but NumPy's and torch's own arrays, lacks a wanted array, or holds an unknown one, and for a dict
   // with a key that is no str.
   pybind11::object find(pybind11::handle tree) const;
   // Returns whether a tree is a list of the wanted arrays alone, in their order, for a layout with names.
   bool is_bare(pybind11::handle tree) const;
-  pybind11::handle shapes() const { return shapes_; }
   // Returns the arguments of the constructor, for copies in other processes.
-  pybind11::tuple arguments() const {
-    return pybind11::make_tuple(names_, shapes_, known_, places_, longest_, in_order_);
-  }
-
- private:
+  pybind11::tuple arguments() const { return pybind11::make_tuple(names, shapes, known, places, longest, in_order); }
   pybind11::object find_in_dict(pybind11::handle tree) const;
 
-  const pybind11::tuple names_, shapes_;
-  const pybind11::object known_;
-  const std::vector<pybind11::ssize_t> places_;
-  const pybind11::ssize_t longest_;
-  const bool in_order_;
+  const pybind11::tuple names, shapes;
+  const pybind11::object known;  // the names that a dict may hold, a set; None: any names
+  // The indices of the wanted arrays in a list, which has at most `longest` arrays, as many as there are known names.
+  // Without places only a list of the wanted arrays alone is accepted, and only if `in_order`: it is known by the
+  // shapes.
+  const std::vector<pybind11::ssize_t> places;
+  const pybind11::ssize_t longest;
+  const bool in_order;
 };
 
 // Returns what determines the layout of a flat dict of NumPy's and torch's own arrays, and the arrays that are made

@@ -24,12 +24,6 @@ class Name {
   explicit Name(const char* text) : text_(owned(PyUnicode_InternFromString(text)).release().ptr()) {}
 
   pybind11::object of(pybind11::handle owner) const { return owned(PyObject_GetAttr(owner.ptr(), text_)); }
-  void set(pybind11::handle owner, pybind11::handle value) const {
-    if (PyObject_SetAttr(owner.ptr(), text_, value.ptr()) != 0) throw pybind11::error_already_set();
-  }
-  pybind11::object call(pybind11::handle owner, pybind11::handle argument) const {
-    return owned(PyObject_CallMethodOneArg(owner.ptr(), text_, argument.ptr()));
-  }
   PyObject* text() const { return text_; }
 
  private:

@@ -25,18 +25,6 @@ py::array column(const py::list& tuples, const Element& element) {
   return out;
 }
 
-std::int64_t integer_at(PyObject* tuple, Py_ssize_t place) {
-  const long long value = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, place));
-  if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
-  return value;
-}
-
-double real_at(PyObject* tuple, Py_ssize_t place) {
-  const double value = PyFloat_AsDouble(PyTuple_GET_ITEM(tuple, place));
-  if (value == -1.0 && PyErr_Occurred() != nullptr) throw py::error_already_set();
-  return value;
-}
-
 // Returns the arrivals in canonical order: by client (integers before texts), version pulled, and join.
 py::list ordered(const py::list& waiting) {
   struct Place {
@@ -50,8 +38,8 @@ py::list ordered(const py::list& waiting) {
   std::vector<Place> places;
   for (const py::handle arrival : waiting) {
     check_tuple(arrival, kArrival, "an arrival");
-    places.push_back({id_of(item(arrival, kClient)), integer_at(arrival.ptr(), kVersion),
-                      integer_at(arrival.ptr(), kJoin), arrival});
+    places.push_back(
+        {id_of(item(arrival, kClient)), count_of(item(arrival, kVersion)), count_of(item(arrival, kJoin)), arrival});
   }
   std::sort(places.begin(), places.end());
   py::list arrivals(places.size());
@@ -70,12 +58,12 @@ py::tuple columns(const py::list& waiting, std::int64_t version) {
     slots[i] = item(arrival, kSlot);
   }
   const auto integers = [&](Fact fact) {
-    return column<std::int64_t>(arrivals, [fact](PyObject* arrival) { return integer_at(arrival, fact); });
+    return column<std::int64_t>(arrivals, [fact](py::handle arrival) { return count_of(item(arrival, fact)); });
   };
   const auto reals = [&](Fact fact) {
-    return column<double>(arrivals, [fact](PyObject* arrival) { return real_at(arrival, fact); });
+    return column<double>(arrivals, [fact](py::handle arrival) { return number_of(item(arrival, fact)); });
   };
-  const auto staleness = [version](PyObject* arrival) { return version - integer_at(arrival, kVersion); };
+  const auto staleness = [version](py::handle arrival) { return version - count_of(item(arrival, kVersion)); };
   return py::make_tuple(arrivals, slots, clients, integers(kVersion), column<std::int64_t>(arrivals, staleness),
                         integers(kExamples), reals(kLoss), reals(kNorm), integers(kLocalSteps), integers(kJoin));
 }

@@ -33,7 +33,7 @@ py::object Intake::arrays_of(py::handle tree, bool is_model) const {
   return table.cast<const ArrayTable&>().find(tree);
 }
 
-py::handle Intake::shapes() const { return table.cast<const ArrayTable&>().shapes(); }
+py::handle Intake::shapes() const { return table.cast<const ArrayTable&>().shapes; }
 
 bool Ledger::is_plain(py::handle client, py::handle version, py::handle num_examples, py::handle loss) const {
   const std::optional<std::int64_t> pulled = plain_int(version), examples = plain_int(num_examples);
@@ -251,16 +251,13 @@ py::object Ledger::push(py::handle task, py::handle client, py::handle version, 
 
 void Ledger::take_vectors(py::handle intake) {
   check_tuple(intake, 11, "an intake");
-  const auto kind = item(intake, 0).cast<std::string>();
-  intake_ = Intake{kind == "update"     ? std::size_t{0}
-                   : kind == "gradient" ? std::size_t{1}
-                                        : Intake::kModel,
+  intake_ = Intake{static_cast<std::size_t>(kind_named("take_vectors", item(intake, 0).cast<std::string>())),
                    count_of(item(intake, 1)),
                    item(intake, 2).cast<int>(),
                    item(intake, 3).cast<double>(),
                    item(intake, 4).cast<double>(),
                    item(intake, 5).cast<double>(),
-                   pools_of(item(intake, 6)),
+                   item(intake, 6).cast<Pools>(),
                    held(item(intake, 7)),
                    held(item(intake, 8)),
                    held(item(intake, 9)),

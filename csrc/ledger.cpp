@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -179,14 +180,7 @@ int Ledger::traverse(visitproc visit, void* argument) const {
 
 void Ledger::clear() {
   closed_ = true;
-  Objects dropped;
-  std::swap(now_.rule, dropped.rule);
-  std::swap(now_.next_rule, dropped.next_rule);
-  std::swap(now_.rows, dropped.rows);
-  std::swap(now_.round, dropped.round);
-  std::swap(now_.waiting, dropped.waiting);
-  std::swap(now_.current, dropped.current);
-  std::swap(now_.rule_vectors, dropped.rule_vectors);
+  const Objects dropped = std::exchange(now_, Objects());
   const std::unique_ptr<Kept> decided = std::move(decided_);
   const auto reports = std::exchange(unreported_, {}), faults = std::exchange(faults_, {});
   const auto opened = std::exchange(opened_, {});
@@ -195,35 +189,13 @@ void Ledger::clear() {
 
 // Values of Python
 
-std::int64_t Ledger::count_of(py::handle number) {
-  const auto value = plain_int(number);
-  if (!value) throw py::type_error("[Ledger] a number is no int of 64 bits");
-  return *value;
-}
-
-py::object Ledger::list_of(const Arrivals& arrivals) {
-  py::list all(arrivals.size());
-  for (std::size_t i = 0; i < arrivals.size(); ++i)
-    PyList_SET_ITEM(all.ptr(), static_cast<Py_ssize_t>(i), arrivals[i].inc_ref().ptr());
-  return std::move(all);
-}
-
-std::vector<std::shared_ptr<Pool>> Ledger::pools_of(py::handle pools) {
-  if (!PyTuple_CheckExact(pools.ptr())) throw py::type_error("[Ledger] pools is no tuple");
-  std::vector<std::shared_ptr<Pool>> all;
-  for (const py::handle pool : held(pools)) all.push_back(pool.cast<std::shared_ptr<Pool>>());
-  return all;
-}
-
 py::object Ledger::counts_of(const Counts& counts) {
   py::dict all;
-  for (std::size_t i = 0; i < kStatuses; ++i) put(all, texts->statuses[i], integer(counts[static_cast<Status>(i)]));
+  for (std::size_t i = 0; i < kStatuses; ++i) all[texts->statuses[i]] = integer(counts[static_cast<Status>(i)]);
   return std::move(all);
 }
 
 Status Ledger::status_of(py::handle text) {
-  for (std::size_t i = 0; i < kStatuses; ++i)
-    if (text.ptr() == texts->statuses[i].ptr()) return static_cast<Status>(i);
   for (std::size_t i = 0; i < kStatuses && PyUnicode_CheckExact(text.ptr()); ++i)
     if (PyUnicode_Compare(text.ptr(), texts->statuses[i].ptr()) == 0) return static_cast<Status>(i);
   throw py::type_error("[Ledger] an unknown status");
@@ -272,11 +244,7 @@ bool Ledger::blocks(py::handle client) const {
 
 py::object Ledger::max_staleness() const { return object_of(control_->settings().rules.max_staleness); }
 
-py::object Ledger::faults() const {
-  py::tuple all(faults_.size());
-  for (std::size_t i = 0; i < faults_.size(); ++i) all[i] = faults_[i];
-  return std::move(all);
-}
+py::object Ledger::faults() const { return py::tuple(py::cast(faults_)); }
 
 Kept Ledger::kept() const {
   return {now_,
@@ -297,7 +265,7 @@ py::object Ledger::snapshot(const Kept& state) const {
   const std::pair<const char*, py::object> fields[] = {{"current", objects.current},
                                                        {"rule", objects.rule},
                                                        {"rows", objects.rows.cache},
-                                                       {"waiting", list_of(objects.waiting)},
+                                                       {"waiting", py::cast(objects.waiting)},
                                                        {"round", objects.round},
                                                        {"number", integer(state.number)},
                                                        {"counts", counts_of(state.counts)},
@@ -499,17 +467,16 @@ py::object Ledger::record(py::handle facts, py::handle staged_row, py::handle ta
 // Decides about an arrival, if it needs no look by Python; returns its receipt, or None.
 py::object Ledger::joined(const Pushed& pushed, py::handle staged_row, py::handle task, py::handle decided,
                           bool any_status) {
-  if (accumulates_) return py::none();  // its slot becomes a term
-  Dropped dropped;                      // released without the mutex
-  std::optional<Held> mutex;            // the caller of a draft holds it
-  if (begun_ == nullptr && (!mutex.emplace(*lock_) || !lock_->is_quiet() || closed_)) return py::none();
+  if (accumulates_) return py::none();                     // its slot becomes a term
+  Dropped dropped;                                         // released without the mutex
+  std::unique_lock<Mutex> mutex(*lock_, std::defer_lock);  // the caller of a draft holds it
+  if (begun_ == nullptr && (!mutex.try_lock() || !lock_->is_quiet() || closed_)) return py::none();
   if (!is_none(failure_) || (!is_none(task) && !is_open(task))) return py::none();
   control::Push push = push_of(pushed[kClient], count_of(pushed[kVersion]), task);
   const control::Decision decision = decided_by(push);
   if (!control::is_decision(decision.status) || decision.completes) return py::none();
   if (decision.status != Status::joined && !any_status) return py::none();
-  if (decision.status == Status::joined && !has_room() && !contains(now_.rows.slots, pushed[kClient]))
-    return py::none();
+  if (decision.status == Status::joined && !has_room() && !now_.rows.slots.contains(pushed[kClient])) return py::none();
   return admit(pushed, push, decision, staged_row, task, nullptr, decided, dropped);
 }
 
@@ -561,7 +528,7 @@ py::object Ledger::cut(py::handle round, py::handle entry, py::handle ends_pass)
   Entries entries;
   if (decided) entries.append(now_.log, decided->noise_nonce);
   note(entries, entry, py::none());
-  if (!decided) discarded = list_of(now_.waiting);
+  if (!decided) discarded = py::cast(now_.waiting);
   const control::Round steps{decided && decided->stepped};
   if (is_set(ends_pass))
     control_->end_pass(steps);
@@ -727,7 +694,7 @@ py::object Ledger::load(py::handle state) {
   objects.scalars = attribute("scalars", state);
   objects.norms = attribute("norms", state);
   control->load(std::move(saved), now());
-  py::object before = list_of(now_.waiting);
+  py::object before = py::cast(now_.waiting);
   // From here on nothing fails.
   const auto old_control = std::exchange(control_, control);
   const py::object old_clients = std::exchange(entered_, py::object());
@@ -841,7 +808,7 @@ py::object Ledger::base_of(py::handle id) const {
 py::object Ledger::bases() const {
   py::dict all;
   for (const auto& [version, base] : bases_)
-    if (!is_none(base)) put(all, integer(version), base);
+    if (!is_none(base)) all[integer(version)] = base;
   return std::move(all);
 }
 

@@ -2,6 +2,7 @@
 // entries of the log. A decision is one call, which runs no code of Python; it is made whole or not at all.
 #pragma once
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <array>
 #include <cstdint>
@@ -126,15 +127,17 @@ struct Kept {
   std::int64_t logged, events;
 };
 
+using Pools = std::vector<std::shared_ptr<Pool>>;
+
 // What is read of plain pushes, and the sweep that copies a vector or a tree into a slot.
 struct Intake {
   std::size_t wanted;  // which of update, gradient and model the rule takes
   std::int64_t size;
   int num_threads;
   double max_abs, max_norm;
-  double most_squares;                       // the largest sum of squares for which inner products cannot overflow
-  std::vector<std::shared_ptr<Pool>> pools;  // of slots
-  pybind11::object table;                    // the ArrayTable of trees, or None: they are left to Python
+  double most_squares;            // the largest sum of squares for which inner products cannot overflow
+  Pools pools;                    // of slots
+  pybind11::object table;         // the ArrayTable of trees, or None: they are left to Python
   pybind11::object parts;         // without arrays: those of vectors that a step reads in place; None: it reads none
   pybind11::object pulled, task;  // the classes of versions and of tasks
 
@@ -203,7 +206,7 @@ class Ledger {
   void attach(pybind11::handle commit_every);
   void take_vectors(pybind11::handle intake);
   void use_slots(pybind11::handle pools) {
-    if (intake_) intake_->pools = pools_of(pools);
+    if (intake_) intake_->pools = pools.cast<Pools>();
   }
   void replay(pybind11::handle replaying, pybind11::handle by_flush);
   void close() { closed_ = true; }
@@ -226,7 +229,7 @@ class Ledger {
 
   pybind11::object snapshot() const;
   pybind11::object decided_snapshot() const { return decided_ ? snapshot(*decided_) : pybind11::none(); }
-  pybind11::object arrivals() const { return list_of(now_.waiting); }
+  pybind11::object arrivals() const { return pybind11::cast(now_.waiting); }
   bool has_room() const;
 
   // The attributes of Python.
@@ -280,9 +283,6 @@ class Ledger {
   struct Taken;
   struct Received;
 
-  static std::int64_t count_of(pybind11::handle number);
-  static pybind11::object list_of(const Arrivals& arrivals);
-  static std::vector<std::shared_ptr<Pool>> pools_of(pybind11::handle pools);
   static pybind11::object counts_of(const Counts& counts);
   static Status status_of(pybind11::handle text);
   static const pybind11::str& text_of(Status status) { return texts->statuses[static_cast<std::size_t>(status)]; }

@@ -13,10 +13,10 @@ namespace {
 void bind_mutex(py::module_& module) {
   py::class_<Mutex> type(module, "Mutex", py::is_final(), py::module_local());
   type.def(py::init<>());
-  add_method<&Mutex::take>(type, "__enter__");
+  add_method<&Mutex::lock>(type, "__enter__");
   add_method<&Mutex::exit>(type, "__exit__");
   add_method<&Mutex::acquire>(type, "acquire");
-  add_method<&Mutex::give_back>(type, "release");
+  add_method<&Mutex::unlock>(type, "release");
   add_method<&Mutex::is_held>(type, "locked");
   add_attribute<&Mutex::owner>(type, "owner");
   add_attribute<&Mutex::is_mine>(type, "is_mine");

@@ -24,14 +24,14 @@ class Mutex {
   Mutex(const Mutex&) = delete;
   Mutex& operator=(const Mutex&) = delete;
 
-  bool take_if_free() {
+  bool try_lock() {
     if (PyThread_acquire_lock(lock_, NOWAIT_LOCK) == 0) return false;
     owner_ = PyThread_get_thread_ident();
     return true;
   }
   // Waits. Handlers of signals run meanwhile; if one raises an exception, the mutex is not taken.
-  void take() {
-    if (take_if_free()) return;
+  void lock() {
+    if (try_lock()) return;
     for (;;) {
       PyLockStatus status;
       {
@@ -43,7 +43,7 @@ class Mutex {
     }
     owner_ = PyThread_get_thread_ident();
   }
-  void give_back() {
+  void unlock() {
     if (owner_ == 0) throw std::runtime_error("[Mutex] it is not held");
     owner_ = 0;
     PyThread_release_lock(lock_);
@@ -55,11 +55,11 @@ class Mutex {
 
   // Methods of Python.
   bool acquire(pybind11::handle waits) {
-    if (!is_set(waits)) return take_if_free();
-    take();
+    if (!is_set(waits)) return try_lock();
+    lock();
     return true;
   }
-  void exit(pybind11::handle, pybind11::handle, pybind11::handle) { give_back(); }
+  void exit(pybind11::handle, pybind11::handle, pybind11::handle) { unlock(); }
 
   // Whether there are jobs whose results may be unpublished.
   bool handed_out() const { return handed_out_; }
@@ -76,7 +76,7 @@ class Mutex {
   void set_awaited(pybind11::handle value) { awaited_ = is_set(value); }
   // The fork counter of the process that may use what the mutex guards.
   std::int64_t fork() const { return static_cast<std::int64_t>(forks_); }
-  void set_fork(pybind11::handle value) { forks_ = static_cast<std::uint64_t>(count(value)); }
+  void set_fork(pybind11::handle value) { forks_ = static_cast<std::uint64_t>(count_of(value)); }
 
   // Returns true if this thread may use what the mutex guards, and is not amid a call that does.
   bool may_enter() const {
@@ -90,22 +90,6 @@ class Mutex {
   unsigned long owner_ = 0, driver_ = 0;
   bool handed_out_ = false, awaited_ = false;
   std::uint64_t forks_ = forks;
-};
-
-// A scope that holds the mutex if it was free.
-class Held {
- public:
-  explicit Held(Mutex& mutex) : mutex_(mutex), held_(mutex.take_if_free()) {}
-  ~Held() {
-    if (held_) mutex_.give_back();
-  }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-  explicit operator bool() const { return held_; }
-
- private:
-  Mutex& mutex_;
-  const bool held_;
 };
 
 }  // namespace afflux::python

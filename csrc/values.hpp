@@ -26,8 +26,14 @@ inline std::optional<std::int64_t> plain_int(pybind11::handle value) {
   return overflow == 0 ? std::optional<std::int64_t>(number) : std::nullopt;
 }
 
-// Returns the value of one of the server's own counts.
-inline std::int64_t count(pybind11::handle value) { return plain_int(value).value(); }
+// Returns the value of one of the server's own numbers.
+inline std::int64_t count_of(pybind11::handle number) {
+  const bool is_int = PyLong_CheckExact(number.ptr());
+  const long long value = is_int ? PyLong_AsLongLong(number.ptr()) : 0;
+  if (is_int && (value != -1 || PyErr_Occurred() == nullptr)) return value;
+  PyErr_Clear();
+  throw pybind11::type_error("[Ledger] a number is no int of 64 bits");
+}
 
 // The most characters of a client's id; see afflux.ops.validation.MOST_ID_BYTES.
 constexpr Py_ssize_t kMostIdBytes = 1024;
@@ -63,16 +69,6 @@ inline double number_of(pybind11::handle value) {
   const double number = PyFloat_AsDouble(value.ptr());
   if (number == -1.0 && PyErr_Occurred() != nullptr) throw pybind11::error_already_set();
   return number;
-}
-
-inline void put(pybind11::handle dict, pybind11::handle key, pybind11::handle value) {
-  if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) != 0) throw pybind11::error_already_set();
-}
-
-inline bool contains(const pybind11::dict& keys, pybind11::handle key) {
-  const int found = PyDict_Contains(keys.ptr(), key.ptr());
-  if (found < 0) throw pybind11::error_already_set();
-  return found == 1;
 }
 
 }  // namespace afflux::python
