@@ -44,11 +44,8 @@ Calibration calibration_named(const std::string& name) {
 }
 
 StepKind step_named(const std::string& name) {
-  std::int32_t number = 0;
-  for (const StepInfo& kind : kStepKinds) {
-    if (name == kind.name) return static_cast<StepKind>(number);
-    ++number;
-  }
+  for (const StepInfo& kind : kStepKinds)
+    if (name == kind.name) return static_cast<StepKind>(&kind - kStepKinds);
   throw Error("[apply] step '" + name + "' is unknown");
 }
 

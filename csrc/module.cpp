@@ -48,18 +48,15 @@ py::tuple ingest_(const py::object& update, const py::object& slot, int num_thre
   const Converted change("ingest", conversion);
   const Buffer* const buffer = Buffer::in(slot);
   const std::int64_t until_read = buffer == nullptr ? 0 : buffer->until_read();
-  if (PyList_Check(update.ptr()) || PyTuple_Check(update.ptr())) {
-    const Arrays<const void> parts("ingest", "update", update, Access::read, Shape::any, false, as_view);
-    const auto sweep = [&] { statistics = ingest(parts.list(), out, num_threads, change.get(), until_read); };
+  const auto sweep = [&](const auto& source) {
+    const auto work = [&] { statistics = ingest(source, out, num_threads, change.get(), until_read); };
     const GilRelease release;
-    beside == nullptr ? sweep() : beside->beside(sweep);
-  } else {
-    const Array from({"ingest", "update"}, update, Access::read);
-    const View<void> view = from.view();
-    const auto sweep = [&] { statistics = ingest(view, out, num_threads, change.get(), until_read); };
-    const GilRelease release;
-    beside == nullptr ? sweep() : beside->beside(sweep);
-  }
+    beside == nullptr ? work() : beside->beside(work);
+  };
+  if (PyList_Check(update.ptr()) || PyTuple_Check(update.ptr()))
+    sweep(Arrays<const void>("ingest", "update", update, Access::read, Shape::any, false, as_view).list());
+  else
+    sweep(Array({"ingest", "update"}, update, Access::read).view());
   return py::make_tuple(statistics.first_nonfinite, statistics.sum_of_squares, statistics.min, statistics.max);
 }
 

@@ -41,35 +41,34 @@ Pages pages_of(void* memory, std::size_t size) {
   return {static_cast<char*>(memory) - before, size + before};
 }
 
-// Replaces the pages of a mapped file by a private copy at the same address, so that later writes to the file do not
-// change existing views. One system call swaps the pages: a reader on another thread sees the old or the new ones.
-void detach_(const py::buffer& memory) {
-  const py::buffer_info info = memory.request();
-  const auto size = static_cast<std::size_t>(info.size * info.itemsize);
-  const GilRelease release;
+// Replaces pages by a private copy at the same address. One system call swaps them: a reader on another thread sees the
+// old or the new ones. Returns false, and changes nothing, if memory is short.
+bool replace(void* pages, std::size_t size) {
   void* const copy = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (copy == MAP_FAILED) throw std::bad_alloc();
-  std::memcpy(copy, info.ptr, size);
-  if (mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, info.ptr) == MAP_FAILED) {
-    munmap(copy, size);
-    throw std::bad_alloc();
-  }
+  if (copy == MAP_FAILED) return false;
+  std::memcpy(copy, pages, size);
+  if (mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, pages) != MAP_FAILED) return true;
+  munmap(copy, size);
+  return false;
 }
 #else
-void detach_(const py::buffer&) {}  // nothing is mapped there
+bool replace(void*, std::size_t) { return true; }  // nothing is mapped there
 #endif
 
-void prefetch_(const py::buffer& memory) {
+// Calls a function with the beginning of the memory and its bytes, without the GIL.
+template <class Function, class... Arguments>
+auto with_memory(const py::buffer& memory, const Function& function, Arguments... arguments) {
   const py::buffer_info info = memory.request();
   const GilRelease release;
-  prefetch(info.ptr, static_cast<std::size_t>(info.size * info.itemsize));
+  return function(info.ptr, static_cast<std::size_t>(info.size * info.itemsize), arguments...);
 }
 
-int populate_(const py::buffer& memory, bool write) {
-  const py::buffer_info info = memory.request();
-  const GilRelease release;
-  return populate(info.ptr, static_cast<std::size_t>(info.size * info.itemsize), write);
+// Copies the pages of a mapped file, so that later writes to the file do not change existing views.
+void detach_(const py::buffer& memory) {
+  if (!with_memory(memory, replace)) throw std::bad_alloc();
 }
+void prefetch_(const py::buffer& memory) { with_memory(memory, prefetch); }
+int populate_(const py::buffer& memory, bool write) { return with_memory(memory, populate, write); }
 
 // Returns the index of the first of the files (path, inode, bytes) that was deleted, was replaced, or is shorter; -1 if
 // there is none.
@@ -111,12 +110,7 @@ int populate(void* memory, std::size_t size, bool write) {
 bool copy_pages(void* memory, std::size_t size, bool readable) {
   const Pages pages = pages_of(memory, size);
   const std::size_t whole = (pages.size + page_size() - 1) / page_size() * page_size();
-  void* const copy =
-      readable ? mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : MAP_FAILED;
-  if (copy != MAP_FAILED && populate(pages.begin, pages.size, false) == 0) {
-    std::memcpy(copy, pages.begin, whole);
-    if (mremap(copy, whole, whole, MREMAP_MAYMOVE | MREMAP_FIXED, pages.begin) != MAP_FAILED) return true;
-  }
+  if (readable && populate(pages.begin, pages.size, false) == 0 && replace(pages.begin, whole)) return true;
   mprotect(pages.begin, whole, PROT_NONE);
   return false;
 }
