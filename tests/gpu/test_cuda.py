@@ -397,6 +397,19 @@ def assert_applies_alike(arrays, make):
 
 
 @needs_device
+def test_an_update_without_weight_is_not_in_the_direction():
+    """Not even by a value that is not finite, though its row is replaced."""
+    arrays = {name: (np.full(2048, x, np.float32), "float32") for name, x in (("params", 1), ("out", 0), ("u", np.inf))}
+    arrays |= {"sum": (np.ones(2048), "float64"), "row": (np.zeros(4096, np.uint8), "uint8")}
+
+    def make(a):
+        stage = ops.CachedDifference(a["sum"], 11, [None], [a["row"]], codecs.float16, [ops.RowFacts(0)], False, None)
+        return ops.Pass(a["params"], a["out"], ops.Combine([a["u"]], np.zeros(1)), stage, ops.Step("assign"))
+
+    assert_applies_alike(arrays, make)
+
+
+@needs_device
 @pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("count", [0, 1, 3, 15, 70, 80])
 def test_apply_of_any_step_to_a_sum(count, kind):
