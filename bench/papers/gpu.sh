@@ -9,7 +9,7 @@
 set -u
 data=${1:?usage: $0 DATA_FOLDER [SECONDS] [TABLE ...]}
 end=$((SECONDS + ${2:-1680})) status=0
-[ $# -gt 2 ] && tables=("${@:3}") || tables=(ca2fl-images fadas-figure1b-f ca2fl-figure5 ca2fl-figure4 ca2fl-figure6)
+[ $# -gt 2 ] && tables=("${@:3}") || tables=(fadas-figure1b-f ca2fl-figure5 ca2fl-figure4 ca2fl-figure6)
 if command -v nvidia-cuda-mps-control > /dev/null && nvidia-cuda-mps-control -d; then
     trap 'echo quit | nvidia-cuda-mps-control' EXIT # the multi-process service, without which processes take turns
 fi

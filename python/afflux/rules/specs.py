@@ -238,9 +238,9 @@ def _law(text: str) -> StalenessLaw:
         raise ValueError(f"{text!r} has no closing bracket")
     numbers = listed.removesuffix(")")
     arguments = [_number(float, number) for number in numbers.split(",") if numbers]
-    parameters = inspect.signature(laws[name].cls)
+    signature = inspect.signature(laws[name].cls)
     try:
-        parameters.bind(*arguments)
+        signature.bind(*arguments)
     except TypeError:
-        raise ValueError(f"{text!r}: {name} takes {', '.join(parameters.parameters) or 'no arguments'}") from None
+        raise ValueError(f"{text!r}: {name} takes {', '.join(signature.parameters) or 'no arguments'}") from None
     return cast(StalenessLaw, laws[name].cls(*arguments))
